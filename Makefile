@@ -1,0 +1,33 @@
+# Each target does all its own set-up, in .venv; a second run installs nothing.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: demo test lint fix setup clean
+
+demo: $(INSTALLED)
+	$(BIN)/tt demo --overwrite true
+
+test: $(INSTALLED) lint
+	$(BIN)/python -m pytest -q -n 2
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup: $(INSTALLED)
+
+# The constraints pin what we test with; pyproject.toml says what may work.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(INSTALLED)
+
+clean:
+	rm -rf .venv runs build

@@ -1,0 +1,77 @@
+"""A checkpoint is a folder: `weights.safetensors` and `checkpoint.json`. Nothing in it is ever executed.
+
+Files are written aside and renamed, so a reader finds the old file or the new one, never half of one.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+FORMAT = 1
+KIND = "trajectory-transformer"
+WEIGHTS = "weights.safetensors"
+DESCRIPTION = "checkpoint.json"
+
+Description = dict[str, dict[str, Any]]  # sections by name; each is checked by the dataclass it fills
+
+
+def write_aside(path: Path, content: bytes) -> None:
+    """Put a file in place at once: whole or not at all."""
+    aside = path.with_name(path.name + ".partial")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write named tensors as one safetensors file."""
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_aside(path, to_safetensors(on_cpu, dict(metadata or {})))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a safetensors file: tensors and metadata."""
+    if not path.is_file():
+        raise ValueError(f"{path}: the file is missing; a checkpoint folder needs {WEIGHTS} and {DESCRIPTION}")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a whole safetensors file, was it truncated? ({error})") from error
+
+
+def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], description: Mapping[str, object]) -> None:
+    """Write both files of a checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(folder / WEIGHTS, tensors)
+    content = {"format": FORMAT, "kind": KIND, **description}
+    write_aside(folder / DESCRIPTION, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Description]:
+    """Read both files of a checkpoint; every fault is a ValueError that names the file."""
+    path = folder / DESCRIPTION
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such checkpoint folder")
+    if not path.is_file():
+        raise ValueError(f"{path}: the file is missing; a checkpoint folder needs {WEIGHTS} and {DESCRIPTION}")
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid JSON, was it truncated? ({error})") from error
+    if not isinstance(description, dict) or description.get("kind") != KIND:
+        raise ValueError(f"{path}: not the description of a {KIND} checkpoint")
+    version = description.get("format")
+    if not isinstance(version, int) or version > FORMAT:
+        raise ValueError(
+            f"{path}: checkpoint format {version} is newer than {FORMAT}, the newest this version reads; upgrade {KIND}"
+        )
+    return read_tensors(folder / WEIGHTS)[0], description

@@ -1,0 +1,191 @@
+"""Settings of every stage as frozen dataclasses, and the presets that name whole sets of them.
+
+Plain values only: no files, clocks or random names. The defaults are the authors' released recipe with its faults
+mended; `PRESETS` holds the two recipes to the letter (docs/concepts.md lists the differences).
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+def require(condition: bool, rule: str, found: object) -> None:
+    """Raise the one kind of error a bad setting gets: the rule, then the fact."""
+    if not condition:
+        raise ValueError(f"{rule}, got {found}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenConfig:
+    """How episodes become tokens."""
+
+    num_bins: int = 100
+    """Bins per dimension; one more token, the stop token, is added to each."""
+    discretizer: Literal["quantile", "uniform"] = "quantile"
+    """Bins of equal mass in the data, or of equal width between its extremes."""
+    bin_value: Literal["mean", "midpoint"] = "mean"
+    """What a bin decodes to: the mean of the data in it, or the middle of its edges."""
+    goal_dims: tuple[int, ...] = ()
+    """Observation dimensions of the final state that are put first as the goal; empty for no goal."""
+    rewards: bool = True
+    """Whether each transition carries its reward and return-to-go."""
+    discount: float = 0.99
+    """Discount of the return-to-go."""
+    value_includes_reward: bool = False
+    """Whether the return-to-go of a step counts the step's own reward (the paper) or not (its code)."""
+    termination_penalty: float | None = None
+    """Replaces the reward of a step that truly ended the task; null leaves rewards as recorded."""
+    final_observation: bool = True
+    """Whether the state after the last action is part of the data."""
+    max_episode_steps: int | None = None
+    """Stop tokens that follow a true end are trained on up to this step of the episode; null: without limit."""
+    loss_mask: Literal["target", "input"] = "target"
+    """A prediction counts where its target is real, or (the authors' code) where its input is."""
+
+    def __post_init__(self) -> None:
+        """Refuse values no stage could work with."""
+        require(self.num_bins >= 1, "tokens.num_bins must be at least 1", self.num_bins)
+        require(0.0 <= self.discount <= 1.0, "tokens.discount must lie in [0, 1]", self.discount)
+        require(min(self.goal_dims, default=0) >= 0, "tokens.goal_dims must not be negative", self.goal_dims)
+        require(
+            self.max_episode_steps is None or self.max_episode_steps >= 1,
+            "tokens.max_episode_steps must be at least 1",
+            self.max_episode_steps,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The GPT."""
+
+    window: int = 10
+    """Transitions the model sees at once."""
+    num_layers: int = 4
+    """Transformer blocks."""
+    num_heads: int = 4
+    """Attention heads per block."""
+    width: int = 128
+    """Size of each token's hidden state."""
+    dropout: float = 0.1
+    """Share of activations dropped in training, in embeddings, attention and residual branches."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that cannot be built."""
+        for name in ("window", "num_layers", "num_heads", "width"):
+            require(getattr(self, name) >= 1, f"model.{name} must be at least 1", getattr(self, name))
+        require(
+            self.width % self.num_heads == 0, f"model.width must be a multiple of {self.num_heads} heads", self.width
+        )
+        require(0.0 <= self.dropout < 1.0, "model.dropout must lie in [0, 1)", self.dropout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One training run."""
+
+    epochs: float = 50.0
+    """Passes over the data (see epoch_size)."""
+    epoch_size: int | None = None
+    """Windows that count as one epoch; null: every window of the dataset once."""
+    steps: int | None = None
+    """Optimiser steps; overrides epochs."""
+    batch_size: int = 256
+    """Windows per step."""
+    learning_rate: float = 6e-4
+    """Peak learning rate."""
+    warmup_steps: int | None = None
+    """Steps over which the rate climbs to its peak; null: one pass over the data, a tenth of the run at most."""
+    final_lr_share: float = 0.1
+    """Share of the peak rate that the cosine ends at."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's decay rates."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay, on the weights of linear layers only."""
+    grad_clip: float = 1.0
+    """Largest gradient norm."""
+    action_weight: float = 5.0
+    """Loss weight of action tokens; the others weigh 1."""
+    seed: int = 0
+    """Of the initial weights, the batches and the dropout."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints."""
+    log_every: int = 20
+    """Steps between metrics."""
+
+    def __post_init__(self) -> None:
+        """Refuse a run that could not start."""
+        for name in ("batch_size", "checkpoint_every", "log_every"):
+            require(getattr(self, name) >= 1, f"train.{name} must be at least 1", getattr(self, name))
+        require(self.epochs > 0, "train.epochs must be above 0", self.epochs)
+        require(self.steps is None or self.steps >= 1, "train.steps must be at least 1", self.steps)
+        require(self.learning_rate > 0, "train.learning_rate must be above 0", self.learning_rate)
+        require(self.grad_clip > 0, "train.grad_clip must be above 0", self.grad_clip)
+        require(self.seed >= 0, "train.seed must not be negative", self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """One search, and how often it is repeated."""
+
+    beam_width: int = 32
+    """Candidates kept after every selection."""
+    horizon: int = 5
+    """Transitions planned ahead of the current state."""
+    context: int = 4
+    """Past transitions a plan starts from, at most."""
+    window: int | None = None
+    """Transitions the model sees at once while planning; older ones slide out. null: as many as in training."""
+    replan_every: int = 1
+    """Actions taken from one plan before the next is made."""
+    decoder: Literal["cached", "naive"] = "cached"
+    """The exact key/value cache, or a full forward pass per token (slow, for comparison)."""
+
+    def __post_init__(self) -> None:
+        """Refuse a search that could not take a step."""
+        require(self.beam_width >= 1, "search.beam_width must be at least 1", self.beam_width)
+        require(self.horizon >= 1, "search.horizon must be at least 1", self.horizon)
+        require(self.context >= 0, "search.context must not be negative", self.context)
+        require(self.window is None or self.window >= 1, "search.window must be at least 1", self.window)
+        require(
+            1 <= self.replan_every <= self.horizon,
+            f"search.replan_every must lie between 1 and the horizon of {self.horizon}",
+            self.replan_every,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A recipe from data to plan."""
+
+    tokens: TokenConfig = field(default_factory=TokenConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
+
+
+PRESETS: dict[str, Preset] = {
+    "default": Preset(),
+    "paper": Preset(
+        tokens=TokenConfig(value_includes_reward=True, final_observation=False),
+        train=TrainConfig(
+            epochs=80,
+            learning_rate=2.5e-4,
+            warmup_steps=2000,
+            final_lr_share=0.0,
+            betas=(0.9, 0.999),
+            weight_decay=0.0,
+            action_weight=1.0,
+        ),
+        plan=PlanConfig(beam_width=256, horizon=15, context=5),
+    ),
+    "reference": Preset(
+        tokens=TokenConfig(
+            bin_value="midpoint",
+            termination_penalty=-100.0,
+            final_observation=False,
+            max_episode_steps=1000,
+            loss_mask="input",
+        ),
+        train=TrainConfig(epochs=50, epoch_size=1_000_000),
+        plan=PlanConfig(beam_width=128, horizon=15, context=4, window=5),
+    ),
+}

@@ -1,0 +1,85 @@
+"""Every measured number is a JSON file: what was run, where, on what, and the metrics."""
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trajectory_transformer.checkpoint import write_aside
+
+_PACKAGES = ("trajectory-transformer", "torch", "numpy", "gymnasium", "mujoco", "minari")
+
+
+def write_result(
+    path: Path,
+    *,
+    name: str,
+    command: str,
+    device: torch.device,
+    seeds: Sequence[int],
+    seconds: float,
+    metrics: Mapping[str, float],
+    details: Mapping[str, object] | None = None,
+) -> None:
+    """Write one result; `details` holds what is not a flat number (settings, per-episode values)."""
+    content = {
+        "name": name,
+        "command": command,
+        "commit": _commit(),
+        "device": _device_name(device),
+        "versions": _versions(),
+        "seeds": list(seeds),
+        "seconds": round(seconds, 3),
+        "metrics": {key: float(value) for key, value in metrics.items()},
+        **(details or {}),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_aside(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def summarize(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Mean of repeated measurements with its standard error and count."""
+    data = np.asarray(values, dtype=np.float64)
+    spread = float(data.std(ddof=1) / np.sqrt(len(data))) if len(data) > 1 else 0.0
+    return {name: float(data.mean()), f"{name}_stderr": spread, f"{name}_n": float(len(data))}
+
+
+def _commit() -> str:
+    """Commit of the source this runs from, with a mark for uncommitted changes; `unknown` outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        done = [
+            subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+            for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done[0] + ("-dirty" if done[1] else "")
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        names = [
+            line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
+        model = names[0] if names else model
+    return f"{model}, {torch.get_num_threads()} threads"
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
