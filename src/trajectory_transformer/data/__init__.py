@@ -1,0 +1,1 @@
+"""Recorded episodes and where they come from."""

@@ -1,0 +1,190 @@
+"""What was recorded: episodes, datasets of them, and our `.npz` file that holds one."""
+
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+DoubleArray = npt.NDArray[np.float64]
+Metadata = Mapping[str, str | int | float | bool | None]
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One recorded episode of T steps."""
+
+    observations: FloatArray  # [T + 1, O], final state included
+    actions: FloatArray  # [T, A]
+    rewards: FloatArray | None  # [T]; None where none were recorded
+    terminated: bool  # the task ended it; a time limit leaves this False
+    goal: FloatArray | None = None  # [G], what the recorded agent was asked to reach
+    outcome: Mapping[str, float] = field(default_factory=dict)  # what the environment said at the end: success, ...
+
+    def __post_init__(self) -> None:
+        """Check shapes and values."""
+        if self.observations.ndim != 2 or self.actions.ndim != 2:
+            raise ValueError(
+                "an episode needs observations [T + 1, O] and actions [T, A], "
+                f"got shapes {self.observations.shape} and {self.actions.shape}"
+            )
+        steps = len(self.actions)
+        if steps == 0:
+            raise ValueError("an episode needs at least one action, got none")
+        if len(self.observations) != steps + 1:
+            raise ValueError(
+                f"an episode of {steps} actions needs {steps + 1} observations "
+                f"(the final state included), got {len(self.observations)}"
+            )
+        if self.rewards is not None and self.rewards.shape != (steps,):
+            raise ValueError(
+                f"an episode of {steps} actions needs rewards of shape ({steps},), got {self.rewards.shape}"
+            )
+        for name in ("observations", "actions", "rewards", "goal"):
+            values = getattr(self, name)
+            if values is not None and not np.isfinite(values).all():
+                place = ", ".join(str(index) for index in np.argwhere(~np.isfinite(values))[0])
+                raise ValueError(f"{name} must be finite, got {values[~np.isfinite(values)][0]} at [{place}]")
+
+    def __len__(self) -> int:
+        """Steps taken."""
+        return len(self.actions)
+
+    @property
+    def total_reward(self) -> float:
+        """Undiscounted return; 0 where no rewards were recorded."""
+        return 0.0 if self.rewards is None else float(self.rewards.sum(dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Episodes of one task, and where they came from."""
+
+    episodes: tuple[Episode, ...]
+    metadata: Metadata = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that the episodes agree with each other."""
+        if not self.episodes:
+            raise ValueError("a dataset needs at least one episode, got none")
+        first = _kind(self.episodes[0])
+        for index, episode in enumerate(self.episodes):
+            if _kind(episode) != first:
+                raise ValueError(f"episode {index}: every episode must have {first} as episode 0, got {_kind(episode)}")
+
+    def __len__(self) -> int:
+        """Episodes."""
+        return len(self.episodes)
+
+    def __iter__(self) -> Iterator[Episode]:
+        """Go through the episodes in order."""
+        return iter(self.episodes)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all episodes."""
+        return sum(len(episode) for episode in self.episodes)
+
+    @property
+    def observation_dim(self) -> int:
+        """Size of one observation."""
+        return int(self.episodes[0].observations.shape[1])
+
+    @property
+    def action_dim(self) -> int:
+        """Size of one action."""
+        return int(self.episodes[0].actions.shape[1])
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether rewards were recorded."""
+        return self.episodes[0].rewards is not None
+
+
+def _kind(episode: Episode) -> str:
+    """What all episodes of a dataset share, in words."""
+    rewards = "no rewards" if episode.rewards is None else "rewards"
+    goal = "no goal" if episode.goal is None else f"a goal of {episode.goal.size} dimensions"
+    dims = f"{episode.observations.shape[1]} observation and {episode.actions.shape[1]} action dimensions"
+    return f"{dims}, {rewards} and {goal}"
+
+
+def returns_to_go(rewards: npt.NDArray[np.floating], discount: float, *, include_own: bool = False) -> DoubleArray:
+    """Discounted sum of the rewards after each step (its own reward too on request): rewards [T] -> [T]."""
+    returns = np.zeros(len(rewards) + 1, dtype=np.float64)
+    for step in range(len(rewards) - 1, -1, -1):
+        returns[step] = float(rewards[step]) + discount * returns[step + 1]
+    return returns[:-1] if include_own else returns[1:]
+
+
+def save_npz(dataset: Dataset, path: Path) -> None:
+    """Write a dataset as one `.npz` file: the episodes' arrays end to end, lengths, and metadata as JSON."""
+    episodes = dataset.episodes
+    arrays: dict[str, npt.NDArray[np.generic]] = {
+        "format": np.array(FORMAT),
+        "lengths": np.array([len(episode) for episode in episodes], dtype=np.int64),
+        "terminated": np.array([episode.terminated for episode in episodes], dtype=np.bool_),
+        "observations": np.concatenate([episode.observations for episode in episodes]),
+        "actions": np.concatenate([episode.actions for episode in episodes]),
+        "outcomes": np.array(json.dumps([dict(episode.outcome) for episode in episodes])),
+        "metadata": np.array(json.dumps(dict(dataset.metadata))),
+    }
+    rewards = [episode.rewards for episode in episodes if episode.rewards is not None]
+    goals = [episode.goal for episode in episodes if episode.goal is not None]
+    if rewards:
+        arrays["rewards"] = np.concatenate(rewards)
+    if goals:
+        arrays["goals"] = np.stack(goals)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(path.name + ".partial")
+    with aside.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+    aside.replace(path)
+
+
+def load_npz(path: Path) -> Dataset:
+    """Read a dataset that `save_npz` wrote; every fault is a ValueError that names file, episode and rule."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+        raise ValueError(f"{path}: not a readable .npz dataset ({error})") from error
+    missing = [name for name in ("format", "lengths", "terminated", "observations", "actions") if name not in arrays]
+    if missing:
+        raise ValueError(f"{path}: a dataset file needs the array {missing[0]!r}, found only {sorted(arrays)}")
+    if int(arrays["format"]) > FORMAT:
+        raise ValueError(f"{path}: dataset format {arrays['format']} is newer than {FORMAT}, the newest read here")
+
+    lengths = arrays["lengths"]
+    outcomes = json.loads(str(arrays["outcomes"])) if "outcomes" in arrays else [{}] * len(lengths)
+    needed = {"observations": int(lengths.sum()) + len(lengths), "actions": int(lengths.sum())}
+    for name, rows in needed.items():
+        if len(arrays[name]) != rows:
+            raise ValueError(
+                f"{path}: {len(lengths)} episodes of {int(lengths.sum())} actions in all need {rows} rows of {name} "
+                f"(each episode has one more observation than actions), got {len(arrays[name])}"
+            )
+    episodes = []
+    end = 0
+    for index, length in enumerate(lengths.tolist()):
+        start, end = end, end + length
+        try:
+            episodes.append(
+                Episode(
+                    observations=arrays["observations"][start + index : end + index + 1].astype(np.float32),
+                    actions=arrays["actions"][start:end].astype(np.float32),
+                    rewards=arrays["rewards"][start:end].astype(np.float32) if "rewards" in arrays else None,
+                    terminated=bool(arrays["terminated"][index]),
+                    goal=arrays["goals"][index].astype(np.float32) if "goals" in arrays else None,
+                    outcome=outcomes[index],
+                )
+            )
+        except ValueError as error:
+            raise ValueError(f"{path}, episode {index}: {error}") from error
+    return Dataset(tuple(episodes), json.loads(str(arrays["metadata"])) if "metadata" in arrays else {})

@@ -1,0 +1,100 @@
+"""Real numbers to bins and back, one dimension at a time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+DoubleArray = npt.NDArray[np.float64]
+TokenArray = npt.NDArray[np.int64]
+
+
+def uniform_edges(data: DoubleArray, num_bins: int) -> DoubleArray:
+    """Edges of bins of equal width between the extremes: data [N] -> [num_bins + 1], increasing."""
+    low, high = float(data.min()), float(data.max())
+    # Adjacent floats can leave no room for so many bins: equal edges are one bin, as below.
+    return np.unique(low + (high - low) * np.linspace(0.0, 1.0, num_bins + 1))
+
+
+def quantile_edges(data: DoubleArray, num_bins: int) -> DoubleArray:
+    """Edges of bins of equal mass: data [N] -> at most [num_bins + 1], increasing.
+
+    A value so frequent that it fills several bins would repeat its edge; such bins are empty and are left out, so a
+    dimension may have fewer bins than asked for.
+    """
+    ordered = np.sort(data)
+    stride = -(-len(ordered) // num_bins)
+    return np.unique(np.append(ordered[::stride], ordered[-1]))
+
+
+EDGES: dict[str, Callable[[DoubleArray, int], DoubleArray]] = {"uniform": uniform_edges, "quantile": quantile_edges}
+
+
+def bins_of(values: npt.NDArray[np.floating], edges: DoubleArray) -> TokenArray:
+    """Bin of the largest edge not above each value; values outside the edges fall into the first or last bin."""
+    last = max(len(edges) - 2, 0)
+    return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, last).astype(np.int64)
+
+
+def midpoints(data: DoubleArray, edges: DoubleArray) -> DoubleArray:
+    """Middle of each bin; a constant dimension is its own middle."""
+    del data
+    return (edges[:-1] + edges[1:]) / 2 if len(edges) > 1 else edges
+
+
+def means(data: DoubleArray, edges: DoubleArray) -> DoubleArray:
+    """Mean of the data in each bin, the middle where there is none."""
+    middle = midpoints(data, edges)
+    tokens = bins_of(data, edges)
+    counts = np.bincount(tokens, minlength=len(middle))
+    # Summed relative to the middle: no cancellation for data far from zero.
+    offsets = np.bincount(tokens, weights=data - middle[tokens], minlength=len(middle))
+    return middle + offsets / np.maximum(counts, 1)
+
+
+BIN_VALUES: dict[str, Callable[[DoubleArray, DoubleArray], DoubleArray]] = {"midpoint": midpoints, "mean": means}
+
+
+@dataclass(frozen=True)
+class Discretizer:
+    """Edges and decoded values of S dimensions; the token after the last bin, `stop`, marks the end of an episode."""
+
+    edges: tuple[DoubleArray, ...]  # S arrays [num_bins_i + 1]; one edge alone is a constant dimension
+    values: DoubleArray  # [S, V], what each bin decodes to; past a dimension's last bin, which no data has, the last's
+
+    @classmethod
+    def fit(cls, columns: Sequence[DoubleArray], num_bins: int, *, edges: str, bin_value: str) -> "Discretizer":
+        """Fit each dimension on its own data: S columns [N_i]."""
+        fitted = tuple(EDGES[edges](column, num_bins) for column in columns)
+        values = np.empty((len(columns), num_bins))
+        for row, column, bounds in zip(values, columns, fitted, strict=True):
+            decoded = BIN_VALUES[bin_value](column, bounds)
+            row[: len(decoded)] = decoded
+            row[len(decoded) :] = decoded[-1]
+        return cls(fitted, values)
+
+    @property
+    def num_dims(self) -> int:
+        """S, dimensions."""
+        return len(self.edges)
+
+    @property
+    def num_bins(self) -> int:
+        """V, the most bins a dimension may have."""
+        return int(self.values.shape[1])
+
+    @property
+    def stop(self) -> int:
+        """The stop token."""
+        return self.num_bins
+
+    def encode(self, values: npt.NDArray[np.floating], dims: slice) -> TokenArray:
+        """Tokens of the dimensions in `dims`: values [..., S'] -> [..., S']."""
+        columns = [bins_of(values[..., index], edges) for index, edges in enumerate(self.edges[dims])]
+        return np.stack(columns, axis=-1)
+
+    def decode(self, tokens: TokenArray, dims: slice) -> DoubleArray:
+        """Values of the dimensions in `dims`, NaN for stop tokens: tokens [..., S'] -> [..., S']."""
+        table = np.concatenate([self.values, np.full((self.num_dims, 1), np.nan)], axis=1)[dims]
+        return np.asarray(table[np.arange(len(table)), tokens])

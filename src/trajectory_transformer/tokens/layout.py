@@ -1,0 +1,61 @@
+"""Which token of a sequence holds what: an optional goal, then `s.. a.. [r v]` for every transition."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """Slots of one sequence. A *slot* is a token's place in a transition; the goal stands before all transitions."""
+
+    goal_dim: int  # G, goal tokens at the front; 0 for none
+    observation_dim: int  # O
+    action_dim: int  # A
+    rewards: bool  # whether a reward and a value slot close each transition
+
+    def __post_init__(self) -> None:
+        """A transition without state or action is none."""
+        if self.observation_dim < 1 or self.action_dim < 1 or self.goal_dim < 0:
+            raise ValueError(
+                "a layout needs at least 1 observation and 1 action dimension and no negative goal, "
+                f"got {self.observation_dim}, {self.action_dim} and {self.goal_dim}"
+            )
+
+    @property
+    def size(self) -> int:
+        """D, the slots of one transition."""
+        return self.observation_dim + self.action_dim + 2 * self.rewards
+
+    @property
+    def observation(self) -> slice:
+        """Slots of the state."""
+        return slice(0, self.observation_dim)
+
+    @property
+    def action(self) -> slice:
+        """Slots of the action."""
+        return slice(self.observation_dim, self.observation_dim + self.action_dim)
+
+    @property
+    def reward(self) -> int:
+        """Slot of the reward."""
+        assert self.rewards, "a layout without rewards has no reward slot"
+        return self.size - 2
+
+    @property
+    def value(self) -> int:
+        """Slot of the return-to-go."""
+        assert self.rewards, "a layout without rewards has no value slot"
+        return self.size - 1
+
+    def slot(self, position: int) -> int:
+        """Slot of the token at a position of a sequence; the goal's tokens have none and may not be asked for."""
+        assert position >= self.goal_dim, f"position {position} belongs to the goal"
+        return (position - self.goal_dim) % self.size
+
+    def is_value(self, position: int) -> bool:
+        """Whether a position holds a return-to-go."""
+        return self.rewards and position >= self.goal_dim and self.slot(position) == self.value
+
+    def length(self, transitions: int) -> int:
+        """Tokens of a sequence of whole transitions, goal included."""
+        return self.goal_dim + transitions * self.size

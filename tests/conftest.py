@@ -1,0 +1,39 @@
+"""Fixtures that several test files share."""
+
+import numpy as np
+import pytest
+
+from trajectory_transformer.config import ModelConfig, TokenConfig
+from trajectory_transformer.data.episode import Dataset, Episode
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A fresh generator with a fixed seed."""
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def tiny_dataset(rng: np.random.Generator) -> Dataset:
+    """Six short random episodes of 3 observation and 2 action dimensions, with rewards; every other one terminated."""
+    episodes = [
+        Episode(
+            observations=rng.normal(size=(steps + 1, 3)).astype(np.float32),
+            actions=rng.uniform(-1, 1, size=(steps, 2)).astype(np.float32),
+            rewards=rng.normal(size=steps).astype(np.float32),
+            terminated=index % 2 == 0,
+        )
+        for index, steps in enumerate((3, 7, 1, 5, 9, 4))
+    ]
+    return Dataset(tuple(episodes), {"env_id": "tiny", "seed": 0})
+
+
+@pytest.fixture
+def tiny_model(tiny_dataset: Dataset) -> TrajectoryModel:
+    """An untrained model of the tiny dataset: 10 bins, 3 transitions, 2 layers, width 32; ready to plan."""
+    model = TrajectoryModel.create(
+        tiny_dataset, TokenConfig(num_bins=10), ModelConfig(window=3, num_layers=2, width=32), seed=0
+    )
+    model.gpt.eval()
+    return model
