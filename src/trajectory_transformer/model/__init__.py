@@ -1,0 +1,1 @@
+"""The model over tokens."""

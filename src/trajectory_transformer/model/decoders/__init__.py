@@ -1,0 +1,42 @@
+"""What extends candidates: `naive` reads everything anew for every token, `cached` reads each token once."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from trajectory_transformer.model.decoders.cached import CachedDecoder
+from trajectory_transformer.model.decoders.naive import NaiveDecoder
+from trajectory_transformer.model.gpt import GPT
+
+__all__ = ["DECODERS", "CachedDecoder", "Decoder", "NaiveDecoder", "make_decoder"]
+
+
+class Decoder(Protocol):
+    """Candidates of E environments and the distribution of each one's next token.
+
+    Every prompt of one search has the same length. A search starts with one candidate per environment, the prompt.
+    """
+
+    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int) -> None:
+        """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates."""
+
+    def logits(self) -> Tensor:
+        """Logits of every candidate's next token [E, K, V + 1]."""
+
+    def append(self, tokens: Tensor) -> None:
+        """Add one token to every candidate: tokens [E, K]."""
+
+    def select(self, parents: Tensor) -> None:
+        """Replace the candidates by copies of themselves: parents [E, K'] numbers the old ones."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """Tokens added so far [E, K, n]."""
+
+
+DECODERS: dict[str, type[NaiveDecoder] | type[CachedDecoder]] = {"cached": CachedDecoder, "naive": NaiveDecoder}
+
+
+def make_decoder(name: str, gpt: GPT, window: int | None = None) -> Decoder:
+    """A decoder by name; `window` transitions are visible at once, by default as many as in training."""
+    return DECODERS[name](gpt, window)

@@ -1,0 +1,200 @@
+"""The GPT of the paper over slots: embeddings, blocks, one output head per slot, and the same pass with a cache."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trajectory_transformer.config import ModelConfig
+from trajectory_transformer.model.cache import KVCache
+from trajectory_transformer.tokens.layout import TokenLayout
+
+
+class Block(nn.Module):
+    """Attention and a two-layer perceptron, each after a layer norm and around a residual connection."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Build from sizes."""
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.dropout = config.dropout
+        self.norm1 = nn.LayerNorm(config.width)
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.out = nn.Linear(config.width, config.width)
+        self.norm2 = nn.LayerNorm(config.width)
+        self.up = nn.Linear(config.width, 4 * config.width)
+        self.down = nn.Linear(4 * config.width, config.width)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values: [..., L, width] -> three of [..., H, L, d]."""
+        heads = self.qkv(self.norm1(x)).unflatten(-1, (3 * self.num_heads, -1)).transpose(-3, -2)
+        query, key, value = heads.chunk(3, dim=-3)
+        return query, key, value
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Everything after the attention: x [..., L, width], attended [..., H, L, d] -> [..., L, width]."""
+        x = x + self._drop(self.out(attended.transpose(-3, -2).flatten(-2)))
+        return x + self._drop(self.down(functional.gelu(self.up(self.norm2(x)))))
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """A whole sequence [B, L, width] -> the same, with its keys and values [B, H, L, d]."""
+        query, key, value = self.project(x)
+        attended = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        return self.finish(x, attended), key, value
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.dropout, self.training)
+
+
+class GPT(nn.Module):
+    """Next-token logits for sequences laid out by a `TokenLayout`: V bins a slot and one stop token."""
+
+    offsets: Tensor
+    mask: Tensor
+
+    def __init__(self, layout: TokenLayout, num_bins: int, config: ModelConfig) -> None:
+        """Build with random weights from torch's global generator."""
+        super().__init__()
+        self.layout = layout
+        self.num_bins = num_bins
+        self.config = config
+        self.max_tokens = layout.length(config.window) - 1  # the last token of a window is only ever predicted
+        num_slots = layout.goal_dim + layout.size
+
+        # One embedding per slot and bin, and a single one for the stop token of every slot.
+        self.token_embedding = nn.Embedding(num_slots * num_bins + 1, config.width)
+        self.position_embedding = nn.Parameter(torch.zeros(self.max_tokens, config.width))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.heads = nn.Parameter(torch.empty(layout.size, num_bins + 1, config.width))  # by the slot predicted
+        self.apply(_initialize)
+        bound = math.sqrt(3.0 / config.width)
+        nn.init.uniform_(self.heads, -bound, bound)
+
+        goal_slots = torch.arange(layout.goal_dim)
+        slots = layout.goal_dim + torch.arange(layout.size).repeat(config.window)
+        self.register_buffer("offsets", torch.cat([goal_slots, slots])[:-1] * num_bins, persistent=False)
+        # A value token is the return that followed, known only in hindsight. If later tokens could read it, training
+        # would leak the future that planning lacks. So no token attends to a value's column, not even its own.
+        positions = torch.arange(self.max_tokens)
+        readable = torch.tensor([not layout.is_value(int(position)) for position in positions])
+        mask = (positions[:, None] >= positions[None, :]) & readable[None, :]
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of every token after the goal's first: tokens [B, L] -> [B, L - max(G - 1, 0), V + 1].
+
+        The last of them predicts the token that would follow. Without a goal, the first predicts token 1.
+        """
+        x = self._embed(tokens, 0)
+        mask = self._mask(tokens.shape[1])
+        for block in self.blocks:
+            x, _, _ = block(x, mask)
+        return self._all_logits(x)
+
+    def prefill(self, tokens: Tensor, *, max_candidates: int, max_own: int) -> tuple[Tensor | None, KVCache]:
+        """Read prompts [E, L] once: the next token's logits [E, 1, V + 1] (None for L = 0) and their cache."""
+        x = self._embed(tokens, 0)
+        mask = self._mask(tokens.shape[1])
+        readable = self._readable(0, tokens.shape[1])
+        keys, values = [], []
+        for block in self.blocks:
+            x, key, value = block(x, mask)
+            keys.append(key[:, :, readable])
+            values.append(value[:, :, readable])
+        cache = KVCache(torch.stack(keys), torch.stack(values), max_candidates=max_candidates, max_own=max_own)
+        if tokens.shape[1] < max(self.layout.goal_dim, 1):
+            return None, cache
+        return self._logits_after(x[:, -1:], tokens.shape[1]), cache
+
+    def extend(self, tokens: Tensor, start: int, cache: KVCache) -> Tensor:
+        """Read S more tokens of every candidate from position `start`: tokens [E, K, S] -> logits [E, K, V + 1]."""
+        num_new = tokens.shape[2]
+        x = self._embed(tokens, start)  # [E, K, S, width]
+        readable = self._readable(start, start + num_new)
+        # Of the new columns, a token sees those up to its own; all older ones are in its past.
+        mask = None if num_new == 1 else self.mask[start : start + num_new, start : start + num_new][:, readable]
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            query, key, value = block.project(x)
+            own_keys, own_values = cache.write(layer, key[..., readable, :], value[..., readable, :])
+            attended = attend_cached(
+                query, cache.shared_keys[layer], cache.shared_values[layer], own_keys, own_values, mask
+            )
+            x = block.finish(x, attended)
+        cache.advance(len(readable))
+        return self._logits_after(x[:, :, -1], start + num_new)
+
+    def _embed(self, tokens: Tensor, start: int) -> Tensor:
+        """Token plus position embeddings: tokens [..., L] at positions start.. -> [..., L, width]."""
+        end = start + tokens.shape[-1]
+        assert end <= self.max_tokens, f"{end} tokens do not fit the {self.max_tokens} of the model's window"
+        stop = self.token_embedding.num_embeddings - 1
+        index = torch.where(tokens == self.num_bins, stop, tokens + self.offsets[start:end])
+        x = self.token_embedding(index) + self.position_embedding[start:end]
+        return functional.dropout(x, self.config.dropout, self.training)
+
+    def _mask(self, length: int) -> Tensor | None:
+        """Which columns each row may read; None where plain causality says it all."""
+        return self.mask[:length, :length] if self.layout.rewards else None
+
+    def _readable(self, start: int, end: int) -> list[int]:
+        """Offsets, within a range of positions, of the tokens that later ones may read."""
+        return [position - start for position in range(start, end) if not self.layout.is_value(position)]
+
+    def _all_logits(self, x: Tensor) -> Tensor:
+        """Apply to each position the head of the slot that follows it: x [B, L, width] -> [B, L', V + 1]."""
+        x = self.norm(x)
+        # Shift so that entry j predicts slot j mod D: drop goal positions that predict goal tokens, or without a goal
+        # put one unused entry where slot 0 of the first transition would be predicted. Then whole transitions.
+        unused = 0 if self.layout.goal_dim else 1
+        x = x[:, max(self.layout.goal_dim - 1, 0) :]
+        used = unused + x.shape[1]
+        x = functional.pad(x, (0, 0, unused, -used % self.layout.size))
+        by_slot = x.reshape(len(x), -1, self.layout.size, x.shape[-1])  # [B, transitions, D, width]
+        logits = torch.einsum("btdw,dvw->btdv", by_slot, self.heads)
+        return logits.flatten(1, 2)[:, unused:used]
+
+    def _logits_after(self, x: Tensor, num_read: int) -> Tensor:
+        """Logits of the token at position `num_read` from the hidden state before it: [..., width] -> [..., V + 1]."""
+        return functional.linear(self.norm(x), self.heads[self.layout.slot(num_read)])
+
+
+def attend_cached(
+    query: Tensor, shared_keys: Tensor, shared_values: Tensor, own_keys: Tensor, own_values: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Attention over the shared and the own columns, as if they stood in one row.
+
+    query [E, K, H, S, d], shared [E, H, C, d], own [E, K, H, P, d], mask [S, last columns of P] -> [E, K, H, S, d].
+    """
+    envs, candidates, heads, num_new, head_dim = query.shape
+    by_candidate = (envs, heads, candidates, num_new)
+    num_shared = shared_keys.shape[2]
+    query = query / math.sqrt(head_dim)
+    # All candidates of an environment meet the shared columns in one product, without a copy for each.
+    together = query.transpose(1, 2).flatten(2, 3)  # [E, H, K * S, d]
+    shared_scores = (together @ shared_keys.mT).view(*by_candidate, num_shared).transpose(1, 2)
+    own_scores = query @ own_keys.mT  # [E, K, H, S, P]
+    if mask is not None:
+        old = own_scores.shape[-1] - mask.shape[-1]
+        own_scores[..., old:].masked_fill_(~mask, -torch.inf)
+    weights = torch.cat([shared_scores, own_scores], dim=-1).softmax(dim=-1)
+    shared_weights = weights[..., :num_shared].transpose(1, 2).flatten(2, 3)
+    from_shared = (shared_weights @ shared_values).view(*by_candidate, head_dim).transpose(1, 2)
+    return from_shared + weights[..., num_shared:] @ own_values
+
+
+def _initialize(module: nn.Module) -> None:
+    """Small normal weights and zero biases, as GPT."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,81 @@
+"""A model complete in itself: token layout, discretiser and GPT, in one checkpoint folder."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trajectory_transformer.checkpoint import load_checkpoint, save_checkpoint
+from trajectory_transformer.config import ModelConfig, TokenConfig
+from trajectory_transformer.data.episode import Dataset, Metadata
+from trajectory_transformer.model.gpt import GPT
+from trajectory_transformer.tokens.discretizer import Discretizer
+from trajectory_transformer.tokens.layout import TokenLayout
+from trajectory_transformer.tokens.windows import fit_discretizer, layout_of
+
+_EDGES, _VALUES = "discretizer.edges", "discretizer.values"
+
+
+@dataclass(frozen=True)
+class TrajectoryModel:
+    """Everything needed to turn observations into plans."""
+
+    gpt: GPT
+    discretizer: Discretizer
+    tokens: TokenConfig
+    metadata: Metadata  # of the dataset it was trained on: environment id, where it came from
+
+    @classmethod
+    def create(cls, dataset: Dataset, tokens: TokenConfig, model: ModelConfig, *, seed: int) -> "TrajectoryModel":
+        """A model for a dataset, with random weights."""
+        layout = layout_of(dataset, tokens)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            gpt = GPT(layout, tokens.num_bins, model)
+        return cls(gpt, fit_discretizer(dataset, tokens), tokens, dict(dataset.metadata))
+
+    @property
+    def layout(self) -> TokenLayout:
+        """The slots of its sequences."""
+        return self.gpt.layout
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self.gpt.position_embedding.device
+
+    def save(self, folder: Path) -> None:
+        """Write the checkpoint folder."""
+        tensors: dict[str, Tensor] = {f"gpt.{name}": value for name, value in self.gpt.state_dict().items()}
+        padded = np.full((self.discretizer.num_dims, self.discretizer.num_bins + 1), np.inf)
+        for row, edges in zip(padded, self.discretizer.edges, strict=True):
+            row[: len(edges)] = edges
+        tensors[_EDGES] = torch.from_numpy(padded)
+        tensors[_VALUES] = torch.from_numpy(self.discretizer.values)
+        description = {
+            "layout": asdict(self.layout),
+            "tokens": asdict(self.tokens),
+            "model": asdict(self.gpt.config),
+            "metadata": dict(self.metadata),
+        }
+        save_checkpoint(folder, tensors, description)
+
+    @classmethod
+    def load(cls, folder: Path, device: torch.device | None = None) -> "TrajectoryModel":
+        """Read a checkpoint folder; needs neither the dataset nor the environment."""
+        tensors, description = load_checkpoint(folder)
+        try:
+            layout = TokenLayout(**description["layout"])
+            goal_dims = tuple(description["tokens"].pop("goal_dims"))
+            tokens = TokenConfig(goal_dims=goal_dims, **description["tokens"])
+            gpt = GPT(layout, tokens.num_bins, ModelConfig(**description["model"]))
+            edges = tuple(row[np.isfinite(row)] for row in tensors.pop(_EDGES).numpy())
+            discretizer = Discretizer(edges, tensors.pop(_VALUES).numpy())
+            gpt.load_state_dict({name.removeprefix("gpt."): value for name, value in tensors.items()})
+            metadata = description["metadata"]
+        except (KeyError, TypeError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"{folder}: weights and description do not fit each other ({reason})") from error
+        return cls(gpt.to(device or torch.device("cpu")).eval(), discretizer, tokens, metadata)

@@ -1,0 +1,1 @@
+"""Search over a model: expand, score, keep."""

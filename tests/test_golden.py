@@ -1,0 +1,213 @@
+"""The `reference` preset reproduces the authors' released code, array by array.
+
+`golden/small.npz` was made by that code from small synthetic data and random weights; its `meta` is a JSON object of
+the sizes used. The tests replace those sizes in the preset and nothing else.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trajectory_transformer.config import PRESETS, ModelConfig, TokenConfig
+from trajectory_transformer.data.episode import Dataset, Episode
+from trajectory_transformer.model.decoders import DECODERS, make_decoder
+from trajectory_transformer.model.gpt import GPT
+from trajectory_transformer.search.beam import likelihood_search
+from trajectory_transformer.search.sampling import expected_value, keep_nucleus
+from trajectory_transformer.tokens.discretizer import Discretizer
+from trajectory_transformer.tokens.layout import TokenLayout
+from trajectory_transformer.tokens.windows import (
+    Batch,
+    episode_columns,
+    fit_discretizer,
+    gather_windows,
+    layout_of,
+    loss_weights,
+    tokenize,
+)
+
+Arrays = dict[str, npt.NDArray[Any]]  # by name, as the file's table of contents says
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The file, and what this package makes of its data and weights."""
+
+    arrays: Arrays
+    meta: dict[str, float]
+    tokens: TokenConfig
+    dataset: Dataset
+    layout: TokenLayout
+    discretizer: Discretizer
+    batch: Batch
+    gpt: GPT
+
+    def tensor(self, name: str) -> Tensor:
+        """An array of the file."""
+        return torch.from_numpy(self.arrays[name])
+
+
+@pytest.fixture(scope="module")
+def golden() -> Golden:
+    with np.load(Path(__file__).parent / "golden" / "small.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    meta = json.loads(str(arrays["meta"]))
+    preset = PRESETS["reference"]
+    tokens = replace(preset.tokens, num_bins=meta["vocab_size"], max_episode_steps=meta["max_path_length"])
+    model = replace(
+        preset.model,
+        window=meta["sequence_length"],
+        num_layers=meta["n_layer"],
+        num_heads=meta["n_head"],
+        width=meta["n_embd"],
+    )
+    dataset = read_dataset(arrays)
+    layout = layout_of(dataset, tokens)
+    discretizer = fit_discretizer(dataset, tokens)
+    return Golden(
+        arrays=arrays,
+        meta=meta,
+        tokens=tokens,
+        dataset=dataset,
+        layout=layout,
+        discretizer=discretizer,
+        batch=read_windows(arrays, dataset, discretizer, layout, tokens, model.window),
+        gpt=read_model(arrays, layout, model, meta["vocab_size"]),
+    )
+
+
+def read_dataset(arrays: Arrays) -> Dataset:
+    """Cut the arrays into episodes. No final observation was recorded; the preset must not look at what fills it."""
+    ends = np.cumsum(arrays["lengths"].astype(np.int64))
+    episodes = []
+    for start, end in zip(ends - arrays["lengths"], ends, strict=True):
+        observations = arrays["observations"][start:end].astype(np.float32)
+        episodes.append(
+            Episode(
+                observations=np.concatenate([observations, np.full_like(observations[:1], 1e6)]),
+                actions=arrays["actions"][start:end].astype(np.float32),
+                rewards=arrays["rewards"][start:end, 0].astype(np.float32),
+                terminated=bool(arrays["terminals"][end - 1]),
+            )
+        )
+    return Dataset(tuple(episodes))
+
+
+def read_windows(
+    arrays: Arrays,
+    dataset: Dataset,
+    discretizer: Discretizer,
+    layout: TokenLayout,
+    tokens: TokenConfig,
+    window: int,
+) -> Batch:
+    """Gather the windows the file lists as (episode, first step, last step + 1)."""
+    lengths = arrays["lengths"].astype(np.int64)
+    first_window = np.cumsum(lengths) - lengths
+    listed = arrays["window_index"].astype(np.int64)
+    index = torch.from_numpy(first_window[listed[:, 0]] + listed[:, 1])
+    return gather_windows(tokenize(dataset, discretizer, layout, tokens), index, window, layout, tokens)
+
+
+def read_model(arrays: Arrays, layout: TokenLayout, config: ModelConfig, num_bins: int) -> GPT:
+    """Build our GPT with the file's weights under our names."""
+    theirs = {
+        key.removeprefix("weights/"): torch.from_numpy(arrays[key]) for key in arrays if key.startswith("weights/")
+    }
+    ours = {
+        "token_embedding.weight": theirs["tok_emb.weight"],
+        "position_embedding": theirs["pos_emb"][0],
+        "norm.weight": theirs["ln_f.weight"],
+        "norm.bias": theirs["ln_f.bias"],
+        # Their heads are numbered by the slot that is read, ours by the slot that is predicted.
+        "heads": theirs["head.weight"].roll(1, dims=0),
+    }
+    names = {"norm1": "ln1", "norm2": "ln2", "out": "attn.proj", "up": "mlp.0", "down": "mlp.2"}
+    for layer in range(config.num_layers):
+        for kind in ("weight", "bias"):
+            for our_name, their_name in names.items():
+                ours[f"blocks.{layer}.{our_name}.{kind}"] = theirs[f"blocks.{layer}.{their_name}.{kind}"]
+            parts = [theirs[f"blocks.{layer}.attn.{name}.{kind}"] for name in ("query", "key", "value")]
+            ours[f"blocks.{layer}.qkv.{kind}"] = torch.cat(parts)
+    gpt = GPT(layout, num_bins, config)
+    gpt.load_state_dict(ours)
+    return gpt.eval().requires_grad_(False)
+
+
+def test_the_preset_holds_every_setting_of_the_file_that_is_not_a_size(golden: Golden) -> None:
+    preset = PRESETS["reference"]
+    assert preset.tokens.discount == golden.meta["discount"]
+    assert preset.tokens.termination_penalty == golden.meta["termination_penalty"]
+    assert preset.train.action_weight == golden.meta["action_weight"]
+    assert (golden.layout.observation_dim, golden.layout.action_dim) == (
+        golden.meta["observation_dim"],
+        golden.meta["action_dim"],
+    )
+
+
+def test_values_equal(golden: Golden) -> None:
+    values = [episode_columns(episode, golden.tokens)[3][:, 0] for episode in golden.dataset]
+    np.testing.assert_allclose(np.concatenate(values), golden.arrays["values"], rtol=1e-12, atol=1e-12)
+
+
+def test_thresholds_equal(golden: Golden) -> None:
+    edges = np.stack(golden.discretizer.edges, axis=1)
+    np.testing.assert_allclose(edges, golden.arrays["thresholds"], rtol=1e-12, atol=1e-12)
+
+
+def test_window_tokens_targets_and_mask_equal(golden: Golden) -> None:
+    tokens, real = golden.batch.tokens.numpy(), golden.batch.real.numpy()
+    np.testing.assert_array_equal(tokens[:, :-1], golden.arrays["X"])
+    np.testing.assert_array_equal(tokens[:, 1:], golden.arrays["Y"])
+    np.testing.assert_array_equal(real[:, :-1], golden.arrays["mask"])
+    # The windows reach past true ends and past time limits, or the comparison would show little.
+    assert (tokens == golden.discretizer.stop).any() and not real.all()
+
+
+def test_logits_equal(golden: Golden) -> None:
+    logits = golden.gpt(golden.tensor("X"))
+    np.testing.assert_allclose(logits.numpy(), golden.arrays["logits"], rtol=0, atol=5e-6)
+
+
+def test_loss_equals(golden: Golden) -> None:
+    action_weight = PRESETS["reference"].train.action_weight
+    weights = loss_weights(golden.batch, golden.layout, golden.tokens, action_weight)
+    logits = golden.gpt(golden.batch.tokens[:, :-1])
+    targets = golden.batch.tokens[:, 1:]
+    by_token = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(weights)
+    assert float((by_token * weights).mean()) == pytest.approx(float(golden.arrays["loss"]), abs=5e-6)
+
+
+@pytest.mark.parametrize("name", sorted(DECODERS))
+def test_beam_search_finds_the_same_candidates(golden: Golden, name: str) -> None:
+    plan = likelihood_search(
+        make_decoder(name, golden.gpt),
+        golden.tensor("beam_prefix")[None],
+        num_tokens=int(golden.meta["beam_steps"]),
+        beam_width=int(golden.meta["beam_width"]),
+    )
+    found = np.concatenate([golden.arrays["beam_prefix"], plan.best[0].numpy()])
+    np.testing.assert_array_equal(found, golden.arrays["beam_best"])
+    np.testing.assert_allclose(plan.scores[0].numpy(), golden.arrays["beam_logp"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["reward", "value"])
+def test_expected_reward_and_value_equal(golden: Golden, name: str) -> None:
+    slot = golden.layout.reward if name == "reward" else golden.layout.value
+    logits = golden.gpt(golden.tensor("X"))[:, slot - 1]  # the position before a slot predicts it
+    expected = expected_value(logits.double(), torch.from_numpy(golden.discretizer.values[slot]))
+    np.testing.assert_allclose(expected.numpy(), golden.arrays[f"expected_{name}"], rtol=0, atol=3e-5)
+
+
+def test_the_action_filter_keeps_the_same_tokens(golden: Golden) -> None:
+    logits = golden.gpt(golden.tensor("X"))[0]
+    kept = keep_nucleus(logits, 1.0 - golden.meta["cdf_act"]).isfinite()
+    np.testing.assert_array_equal(kept.numpy(), golden.arrays["cdf_kept"])
