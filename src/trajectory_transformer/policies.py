@@ -1,0 +1,155 @@
+"""What acts in environments: the planner, and policies to collect data with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+
+from trajectory_transformer.config import PlanConfig
+from trajectory_transformer.data.episode import FloatArray
+from trajectory_transformer.model.decoders import make_decoder
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.search.beam import likelihood_search
+from trajectory_transformer.tokens.windows import encode_goals
+
+BoolArray = npt.NDArray[np.bool_]
+TokenArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What E environments show a policy before it acts."""
+
+    observations: FloatArray  # [E, O]
+    rewards: FloatArray  # [E], of the last action; 0 at the start of an episode
+    first: BoolArray  # [E], true at the start of an episode
+    goals: FloatArray  # [E, G]; G = 0 where the task has no goals
+    active: BoolArray  # [E], false where nobody waits for an action any more
+
+
+class Policy(Protocol):
+    """Acts in E environments at once. There is no reset: `first` marks the episodes that start."""
+
+    def act(self, step: Step) -> FloatArray:
+        """Actions [E, A]; those of inactive environments are not used."""
+
+
+class RandomPolicy:
+    """Samples the action space uniformly."""
+
+    def __init__(self, space: spaces.Box, rng: np.random.Generator) -> None:
+        """Sample a bounded box."""
+        if not space.is_bounded():
+            raise ValueError(f"a random policy needs a bounded action space, got {space}")
+        self._space = space
+        self._rng = rng
+
+    def act(self, step: Step) -> FloatArray:
+        """Uniform actions [E, A]."""
+        shape = (len(step.observations), *self._space.shape)
+        return self._rng.uniform(self._space.low, self._space.high, shape).astype(np.float32)
+
+
+class ScriptedPolicy:
+    """Asks a function for the action of each environment."""
+
+    def __init__(
+        self, script: Callable[[FloatArray, FloatArray, np.random.Generator], FloatArray], rng: np.random.Generator
+    ) -> None:
+        """Act by `script(observation [O], goal [G], rng) -> action [A]`."""
+        self._script = script
+        self._rng = rng
+
+    def act(self, step: Step) -> FloatArray:
+        """Actions [E, A]."""
+        pairs = zip(step.observations, step.goals, strict=True)
+        return np.stack([self._script(observation, goal, self._rng) for observation, goal in pairs])
+
+
+class PlanningPolicy:
+    """Plans by beam search, acts on the first steps of the plan, plans again: a receding-horizon controller."""
+
+    def __init__(self, model: TrajectoryModel, config: PlanConfig) -> None:
+        """Control with a model; any number of environments, each with a context of its own."""
+        self.model = model
+        self.config = config
+        self._decoder = make_decoder(config.decoder, model.gpt, config.window)
+        window = model.gpt.config.window if config.window is None else config.window
+        self._max_past = min(config.context, window - 1)  # the current transition needs a place too
+        self._past: list[list[TokenArray]] = []  # per environment: rows [D] of past transitions, then the current one's
+        self._queued: list[list[TokenArray]] = []  # per environment: planned action tokens [A] not yet taken
+
+    def act(self, step: Step) -> FloatArray:
+        """Actions [E, A]."""
+        layout, discretizer = self.model.layout, self.model.discretizer
+        num_envs = len(step.observations)
+        self._check(step)
+        if len(self._past) != num_envs:
+            self._past = [[] for _ in range(num_envs)]
+            self._queued = [[] for _ in range(num_envs)]
+        observed = discretizer.encode(step.observations, layout.observation)
+        active = np.flatnonzero(step.active).tolist()
+        for env in active:
+            self._remember(env, observed[env], step)
+        waiting = [env for env in active if not self._queued[env]]
+        # Prompts of one search have one length, so environments are planned for by how much past they have.
+        for length in sorted({len(self._past[env]) for env in waiting}):
+            self._plan([env for env in waiting if len(self._past[env]) == length], step.goals)
+
+        actions = np.zeros((num_envs, layout.action_dim), dtype=np.float32)
+        for env in active:
+            tokens = self._queued[env].pop(0)
+            self._past[env][-1][layout.action] = tokens
+            actions[env] = discretizer.decode(tokens, layout.action)
+        return actions
+
+    def _check(self, step: Step) -> None:
+        layout = self.model.layout
+        if step.observations.shape[1] != layout.observation_dim or step.goals.shape[1] < layout.goal_dim:
+            raise ValueError(
+                f"the model plans for observations of {layout.observation_dim} and goals of {layout.goal_dim} "
+                f"dimensions, got {step.observations.shape[1]} and {step.goals.shape[1]}"
+            )
+        if not np.isfinite(step.observations[step.active]).all():
+            bad = np.argwhere(~np.isfinite(step.observations) & step.active[:, None])[0]
+            raise ValueError(f"observations must be finite, got {step.observations[tuple(bad)]} in dimension {bad[1]}")
+
+    def _remember(self, env: int, observed: TokenArray, step: Step) -> None:
+        """Close the last transition with its reward and open the next with the state seen."""
+        layout, discretizer = self.model.layout, self.model.discretizer
+        if step.first[env]:
+            self._past[env], self._queued[env] = [], []
+        elif layout.rewards:
+            reward = discretizer.encode(step.rewards[env : env + 1], slice(layout.reward, layout.reward + 1))
+            self._past[env][-1][layout.reward] = reward[0]
+            # The return that will follow is not known yet. Nothing attends to this token; the top bin fills it.
+            self._past[env][-1][layout.value] = discretizer.num_bins - 1
+        row = np.full(layout.size, discretizer.stop)
+        row[layout.observation] = observed
+        self._past[env] = [*self._past[env][-self._max_past :], row] if self._max_past else [row]
+
+    def _plan(self, envs: list[int], goals: FloatArray) -> None:
+        """Search for environments whose prompts have the same length, and queue the first actions found."""
+        layout, config = self.model.layout, self.config
+        goal_tokens = encode_goals(goals[envs][:, : layout.goal_dim], self.model.discretizer, self.model.tokens)
+        rows = np.stack([np.concatenate(self._past[env]) for env in envs])
+        rows = rows[:, : rows.shape[1] - (layout.size - layout.observation_dim)]  # the current transition has no more
+        prompt = torch.from_numpy(np.concatenate([goal_tokens, rows], axis=1)).to(self.model.device)
+        plan = likelihood_search(
+            self._decoder,
+            prompt,
+            num_tokens=config.horizon * layout.size - layout.observation_dim,
+            beam_width=config.beam_width,
+            min_tokens=layout.action_dim,
+        )
+        best = plan.best.cpu().numpy()  # [E', n], from the first action on
+        for env, tokens in zip(envs, best, strict=True):
+            for index in range(config.replan_every):
+                action = tokens[index * layout.size :][: layout.action_dim]
+                if index and (tokens[: index * layout.size + layout.action_dim] == self.model.discretizer.stop).any():
+                    break  # the plan sees the episode end here; if it does not, there will be a new plan
+                self._queued[env].append(action)

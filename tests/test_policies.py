@@ -1,0 +1,171 @@
+"""The receding-horizon controller: what it puts into prompts and what it takes out of plans."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from trajectory_transformer import policies
+from trajectory_transformer.config import ModelConfig, PlanConfig, TokenConfig
+from trajectory_transformer.data.episode import Dataset, Episode, FloatArray
+from trajectory_transformer.model.decoders import Decoder
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.policies import PlanningPolicy, Step
+from trajectory_transformer.search.beam import Plan
+
+
+def make_model(*, rewards: bool, goal: bool, window: int = 4) -> TrajectoryModel:
+    rng = np.random.default_rng(0)
+    episodes = tuple(
+        Episode(
+            rng.uniform(-1, 1, (9, 2)).astype(np.float32),
+            rng.uniform(-1, 1, (8, 1)).astype(np.float32),
+            rng.uniform(-1, 1, 8).astype(np.float32),
+            terminated=True,
+        )
+        for _ in range(6)
+    )
+    tokens = TokenConfig(num_bins=8, discretizer="uniform", rewards=rewards, goal_dims=(1,) if goal else ())
+    model = TrajectoryModel.create(
+        Dataset(episodes), tokens, ModelConfig(window=window, num_layers=1, num_heads=2, width=16), seed=0
+    )
+    model.gpt.eval()
+    return model
+
+
+def step_of(
+    observations: list[list[float]], *, first: bool = False, reward: float = 0.0, active: list[bool] | None = None
+) -> Step:
+    num_envs = len(observations)
+    return Step(
+        observations=np.array(observations, dtype=np.float32),
+        rewards=np.full(num_envs, reward, dtype=np.float32),
+        first=np.full(num_envs, first),
+        goals=np.full((num_envs, 1), 0.5, dtype=np.float32),
+        active=np.array(active if active is not None else [True] * num_envs),
+    )
+
+
+class Prompts:
+    """Stands in for the search: keeps prompts, answers with a fixed plan."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: list[int]) -> None:
+        self.seen: list[list[list[int]]] = []
+        self.answer = answer
+        monkeypatch.setattr(policies, "likelihood_search", self)
+
+    def __call__(self, decoder: Decoder, prompt: Tensor, *, num_tokens: int, beam_width: int, min_tokens: int) -> Plan:
+        del decoder, beam_width
+        assert min_tokens == 1
+        self.seen.append(prompt.tolist())
+        tokens = (self.answer * num_tokens)[:num_tokens]
+        return Plan(torch.tensor(tokens).repeat(len(prompt), 1, 1), torch.zeros(len(prompt), 1))
+
+
+def encoded(model: TrajectoryModel, observation: list[float]) -> list[int]:
+    tokens: list[int] = model.discretizer.encode(np.array(observation), model.layout.observation).tolist()
+    return tokens
+
+
+def test_prompt_is_goal_past_transitions_with_rewards_and_the_current_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(rewards=True, goal=True)
+    prompts = Prompts(monkeypatch, answer=[3, 0, 0, 1, 1])
+    policy = PlanningPolicy(model, PlanConfig(horizon=1, context=2))
+    states = [[-0.9, 0.1], [0.2, -0.5], [0.7, 0.7], [0.0, 0.9]]
+    for index, state in enumerate(states):
+        action = policy.act(step_of([state], first=index == 0, reward=0.3 * index))
+        np.testing.assert_allclose(action, model.discretizer.decode(np.array([[3]]), model.layout.action), rtol=1e-6)
+    goal = model.discretizer.encode(np.array([0.5]), slice(1, 2)).tolist()
+    rewards = [model.discretizer.encode(np.array([0.3 * index]), slice(3, 4)).tolist() for index in range(4)]
+    s = [encoded(model, state) for state in states]
+    top = [model.discretizer.num_bins - 1]
+    assert prompts.seen[0] == [goal + s[0]]
+    assert prompts.seen[1] == [goal + s[0] + [3] + rewards[1] + top + s[1]]
+    # Two transitions of context at most: the first state is gone.
+    assert prompts.seen[3] == [goal + s[1] + [3] + rewards[2] + top + s[2] + [3] + rewards[3] + top + s[3]]
+
+
+def test_a_first_step_forgets_the_past_of_its_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(rewards=False, goal=False)
+    prompts = Prompts(monkeypatch, answer=[2, 0, 0])
+    policy = PlanningPolicy(model, PlanConfig(horizon=1))
+    policy.act(step_of([[0.1, 0.1], [0.2, 0.2]], first=True))
+    step = step_of([[0.3, 0.3], [0.4, 0.4]])
+    policy.act(Step(step.observations, step.rewards, np.array([False, True]), step.goals, step.active))
+    # Prompts of different lengths are searched apart, shortest first.
+    assert prompts.seen[1] == [encoded(model, [0.4, 0.4])]
+    assert prompts.seen[2] == [[*encoded(model, [0.1, 0.1]), 2, *encoded(model, [0.3, 0.3])]]
+
+
+def test_context_leaves_room_for_the_current_transition(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(rewards=False, goal=False, window=2)
+    prompts = Prompts(monkeypatch, answer=[2, 0, 0])
+    policy = PlanningPolicy(model, PlanConfig(horizon=1, context=5))
+    for index in range(4):
+        policy.act(step_of([[0.1 * index, 0.0]], first=index == 0))
+    assert [len(prompt[0]) for prompt in prompts.seen] == [2, 5, 5, 5]
+
+
+def test_replanning_every_second_step_takes_two_actions_from_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(rewards=False, goal=False)
+    prompts = Prompts(monkeypatch, answer=[1, 0, 0, 6, 0, 0])
+    policy = PlanningPolicy(model, PlanConfig(horizon=2, replan_every=2))
+    actions = [policy.act(step_of([[0.0, 0.0]], first=index == 0))[0, 0] for index in range(4)]
+    values = model.discretizer.values[model.layout.action][0]
+    np.testing.assert_allclose(actions, [values[1], values[6], values[1], values[6]], rtol=1e-6)
+    assert len(prompts.seen) == 2
+
+
+def test_a_plan_that_sees_the_end_is_not_followed_past_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(rewards=False, goal=False)
+    stop = model.discretizer.stop
+    prompts = Prompts(monkeypatch, answer=[1, stop, stop, stop, stop, stop])
+    policy = PlanningPolicy(model, PlanConfig(horizon=2, replan_every=2))
+    for index in range(3):
+        policy.act(step_of([[0.0, 0.0]], first=index == 0))
+    assert len(prompts.seen) == 3
+
+
+def test_inactive_environments_are_not_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(rewards=False, goal=False)
+    prompts = Prompts(monkeypatch, answer=[1, 0, 0])
+    PlanningPolicy(model, PlanConfig(horizon=1)).act(
+        step_of([[0.1, 0.1], [np.nan, 0.2]], first=True, active=[True, False])
+    )
+    assert prompts.seen == [[encoded(model, [0.1, 0.1])]]
+
+
+@pytest.mark.parametrize("rewards", [False, True])
+@pytest.mark.parametrize("goal", [False, True])
+def test_plans_of_many_environments_are_those_of_each_alone(rewards: bool, goal: bool) -> None:
+    model = make_model(rewards=rewards, goal=goal, window=3)
+    config = PlanConfig(beam_width=5, horizon=4, context=2)
+    rng = np.random.default_rng(1)
+    states = rng.uniform(-1, 1, (4, 3, 2)).astype(np.float32)  # [T, E, O]
+    together = PlanningPolicy(model, config)
+    alone = [PlanningPolicy(model, config) for _ in range(3)]
+    for index, state in enumerate(states):
+        actions = together.act(step_of(state.tolist(), first=index == 0, reward=0.1))
+        singles: list[FloatArray] = [
+            policy.act(step_of([state[env].tolist()], first=index == 0, reward=0.1)) for env, policy in enumerate(alone)
+        ]
+        np.testing.assert_array_equal(actions, np.concatenate(singles))
+
+
+def test_naive_and_cached_policies_act_alike() -> None:
+    model = make_model(rewards=True, goal=True, window=3)
+    rng = np.random.default_rng(2)
+    cached = PlanningPolicy(model, PlanConfig(beam_width=6, horizon=5, decoder="cached"))
+    naive = PlanningPolicy(model, PlanConfig(beam_width=6, horizon=5, decoder="naive"))
+    for index in range(4):
+        step = step_of(rng.uniform(-1, 1, (2, 2)).tolist(), first=index == 0, reward=0.2)
+        np.testing.assert_array_equal(cached.act(step), naive.act(step))
+
+
+def test_bad_observations_are_refused() -> None:
+    model = make_model(rewards=False, goal=True)
+    policy = PlanningPolicy(model, PlanConfig(horizon=1))
+    with pytest.raises(ValueError, match="observations must be finite, got nan in dimension 1"):
+        policy.act(step_of([[0.0, np.nan]], first=True))
+    with pytest.raises(ValueError, match="observations of 2 and goals of 1 dimensions, got 3 and 1"):
+        policy.act(step_of([[0.0, 0.0, 0.0]], first=True))

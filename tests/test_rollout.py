@@ -1,0 +1,111 @@
+"""The environment loop: seeds, order, autoreset."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+
+from trajectory_transformer.data.episode import FloatArray
+from trajectory_transformer.policies import RandomPolicy, Step
+from trajectory_transformer.rollout import make_envs, rollout, space_dims
+
+
+class Counter(gymnasium.Env[FloatArray, FloatArray]):
+    """Counts its steps: observation [seed, step]; ends after 2 + seed % 3 steps, truncated where the seed is even."""
+
+    observation_space = spaces.Box(-1e9, 1e9, (2,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[FloatArray, dict[str, Any]]:
+        super().reset(seed=seed)
+        assert seed is not None, "every episode must have a seed of its own"
+        self.seed, self.steps = seed, 0
+        return np.array([seed, 0], dtype=np.float32), {}
+
+    def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        over = self.steps == 2 + self.seed % 3
+        observation = np.array([self.seed, self.steps], dtype=np.float32)
+        even = self.seed % 2 == 0
+        return observation, 10.0 * self.steps, over and not even, over and even, {"success": over, "name": "x"}
+
+
+class Recorder:
+    """Acts with the step number seen, and keeps every Step."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def act(self, step: Step) -> FloatArray:
+        self.steps.append(step)
+        return (step.observations[:, 1:] / 10).astype(np.float32)
+
+
+def counters(num_envs: int) -> SyncVectorEnv:
+    return SyncVectorEnv([Counter] * num_envs, autoreset_mode="Disabled")
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 5, 9])
+def test_episodes_are_those_of_their_seeds_however_many_environments_play_them(num_envs: int) -> None:
+    episodes = rollout(counters(num_envs), Recorder(), num_episodes=7, seed=100)
+    assert len(episodes) == 7
+    for index, episode in enumerate(episodes):
+        seed = 100 + index
+        steps = 2 + seed % 3
+        np.testing.assert_array_equal(episode.observations, [[seed, step] for step in range(steps + 1)])
+        np.testing.assert_allclose(episode.actions[:, 0], np.arange(steps) / 10)
+        assert episode.rewards is not None
+        np.testing.assert_allclose(episode.rewards, 10.0 * np.arange(1, steps + 1))
+        assert episode.terminated == (seed % 2 == 1)
+        assert episode.outcome == {"success": 1.0}
+        assert episode.goal is None
+
+
+def test_first_marks_starts_and_rewards_are_those_of_the_last_action() -> None:
+    recorder = Recorder()
+    rollout(counters(2), recorder, num_episodes=3, seed=0)
+    for step in recorder.steps:
+        np.testing.assert_array_equal(step.first, step.observations[:, 1] == 0)
+        np.testing.assert_allclose(step.rewards, 10.0 * step.observations[:, 1])
+
+
+def test_environments_without_an_episode_left_are_inactive() -> None:
+    recorder = Recorder()
+    rollout(counters(2), recorder, num_episodes=1, seed=0)
+    assert [step.active.tolist() for step in recorder.steps] == [[True, False]] * 2
+
+
+def test_every_finished_episode_is_announced() -> None:
+    lengths: list[int] = []
+    rollout(counters(3), Recorder(), num_episodes=6, seed=0, on_episode=lambda episode: lengths.append(len(episode)))
+    assert sorted(lengths) == [2, 2, 3, 3, 4, 4]
+
+
+def test_environments_that_reset_themselves_are_refused() -> None:
+    with pytest.raises(ValueError, match="autoreset_mode"):
+        rollout(SyncVectorEnv([Counter]), Recorder(), num_episodes=1, seed=0)
+
+
+def test_goals_reach_the_policy_and_the_episode() -> None:
+    envs = make_envs("tt/FourRooms-v0", 2)
+    assert space_dims(envs) == (2, 2, 2)
+    space = envs.single_action_space
+    assert isinstance(space, spaces.Box)
+    episodes = rollout(envs, RandomPolicy(space, np.random.default_rng(0)), num_episodes=2, seed=5)
+    for index, episode in enumerate(episodes):
+        expected, _ = gymnasium.make("tt/FourRooms-v0").reset(seed=5 + index)
+        assert episode.goal is not None
+        np.testing.assert_array_equal(episode.goal, expected["desired_goal"])
+        assert set(episode.outcome) == {"success", "path_ratio"}
+
+
+def test_unknown_environments_and_spaces_we_do_not_understand_are_refused() -> None:
+    with pytest.raises(ValueError, match="environment 'tt/NoSuch-v0' cannot be made"):
+        make_envs("tt/NoSuch-v0", 1)
+    with pytest.raises(ValueError, match="actions must be a one-dimensional Box"):
+        space_dims(make_envs("CartPole-v1", 1))
