@@ -1,0 +1,56 @@
+"""The command `tt`: what a user types, read into typed settings, run, and answered in words."""
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from trajectory_transformer.cli.collect import Collect
+from trajectory_transformer.cli.data import Show
+from trajectory_transformer.cli.demo import Demo
+from trajectory_transformer.cli.evaluate import Evaluate
+from trajectory_transformer.cli.parser import Command, parse
+from trajectory_transformer.cli.train import Train
+
+__all__ = ["main"]
+
+COMMANDS: dict[str, type[Command]] = {
+    "demo": Demo,
+    "collect": Collect,
+    "data show": Show,
+    "train": Train,
+    "evaluate": Evaluate,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 0 on success, 2 for input that cannot be used, 130 when stopped by hand."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return 0 if words else 2
+    name = (
+        " ".join(words[:2]) if words[0] in {command.split()[0] for command in COMMANDS if " " in command} else words[0]
+    )
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        print(f"tt: error: no command {name!r}; {hint}valid are {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    try:
+        parse(name, COMMANDS[name], words[len(name.split()) :]).execute()
+    except (ValueError, OSError, ImportError) as error:
+        print(f"tt {name}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"tt {name}: stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _overview() -> str:
+    """Every command with its first line."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:{width}}{(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
+    intro = ["Turn recorded trajectories into a controller.", "", "usage: tt COMMAND [flags]", ""]
+    outro = ["", "tt COMMAND --help lists the flags of a command; --config FILE.yaml sets any of them."]
+    return "\n".join([*intro, *lines, *outro])

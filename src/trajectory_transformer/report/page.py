@@ -1,0 +1,85 @@
+"""One page that opens without a network: what was done, the numbers, the pictures."""
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trajectory_transformer.checkpoint import write_aside
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+table { border-collapse: collapse; }
+td, th { padding: .25rem .9rem .25rem 0; text-align: left; border-bottom: 1px solid #ddd; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+img { max-width: 100%; } code { background: #f2f2f2; padding: .1rem .3rem; } figcaption { color: #555; }
+"""
+
+CAPTIONS = {
+    "routes.png": "Routes of the planner to goals it was never shown, coloured from start (dark) to end (bright).",
+    "demonstrations.png": "Some of the demonstrations it learned from: an agent that reaches random goals, with noise.",
+    "loss.png": "Cross-entropy of the tokens it was trained on.",
+}
+
+
+def write_report(run: Path, *, pictures: Sequence[str]) -> Path:
+    """Write `report.html` from a run folder's result file, description and pictures."""
+    result = json.loads((run / "evaluation.json").read_text())
+    description = json.loads((run / "checkpoint.json").read_text())
+    metrics = result["metrics"]
+    goals = metrics["success_rate_n"]
+    summary = f"{metrics['success_rate'] * goals:.0f} of {goals:.0f} goals reached"
+    if "path_ratio" in metrics:
+        summary += f", on paths {metrics['path_ratio']:.2f} times as long as the shortest"
+    settings = {
+        "tokens": description["tokens"],
+        "model": description["model"],
+        "search": result["settings"]["search"],
+        "data": description["metadata"],
+    }
+    body = [
+        "<h1>Goals reached in four rooms</h1>",
+        f"<p><strong>{html.escape(summary)}.</strong></p>",
+        "<p>A GPT was trained on demonstrations written as tokens: the state an episode ended in, put first, then "
+        "states and actions in turn. To act, the goal is put first, and beam search finds the most likely "
+        "continuation; its first action is taken, and the search begins anew. No reward was used.</p>",
+        *(_picture(run / name) for name in pictures),
+        "<h2>Numbers</h2>",
+        _metrics(metrics),
+        f"<p>Measured by <code>{html.escape(result['command'])}</code> in {result['seconds']:.0f} s on "
+        f"{html.escape(result['device'])}, commit <code>{html.escape(result['commit'][:12])}</code>.</p>",
+        "<h2>Settings</h2>",
+        *(f"<h3>{name}</h3>{_settings(values)}" for name, values in settings.items()),
+    ]
+    page = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(summary)}</title>"
+    page += f"<style>{_STYLE}</style><body>{''.join(body)}</body></html>\n"
+    path = run / "report.html"
+    write_aside(path, page.encode())
+    return path
+
+
+def _picture(path: Path) -> str:
+    """A picture inside the page itself, so that the page is one file."""
+    data = base64.b64encode(path.read_bytes()).decode()
+    caption = html.escape(CAPTIONS.get(path.name, path.stem))
+    return (
+        f"<figure><img alt='{caption}' src='data:image/png;base64,{data}'><figcaption>{caption}</figcaption></figure>"
+    )
+
+
+def _metrics(metrics: Mapping[str, float]) -> str:
+    rows = ["<tr><th>metric</th><th>mean</th><th>standard error</th><th>n</th></tr>"]
+    for name, value in metrics.items():
+        if name.endswith(("_stderr", "_n")):
+            continue
+        cells = [value, metrics.get(f"{name}_stderr"), metrics.get(f"{name}_n")]
+        numbers = "".join(f"<td class='number'>{'' if cell is None else format(cell, '.4g')}</td>" for cell in cells)
+        rows.append(f"<tr><td>{html.escape(name)}</td>{numbers}</tr>")
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _settings(values: Mapping[str, object]) -> str:
+    rows = [f"<tr><td>{html.escape(key)}</td><td>{html.escape(str(value))}</td></tr>" for key, value in values.items()]
+    return f"<table>{''.join(rows)}</table>"

@@ -1,0 +1,71 @@
+"""Figures from results."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+
+from trajectory_transformer.data.episode import Episode
+from trajectory_transformer.envs.four_rooms import WALLS
+
+TIME_COLORS = "viridis"
+
+
+def routes_figure(episodes: Sequence[Episode], columns: int = 4) -> Figure:
+    """Routes through four rooms, one panel each, coloured by time from start to end."""
+    rows = -(-len(episodes) // columns)
+    figure = Figure(figsize=(2.4 * columns, 2.5 * rows), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+    for panel, episode in zip(panels, episodes, strict=False):
+        _draw_route(panel, episode)
+    for panel in panels[len(episodes) :]:
+        panel.set_axis_off()
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def _draw_route(panel: Axes, episode: Episode) -> None:
+    panel.add_collection(LineCollection(list(WALLS), colors="black", linewidths=2.0, capstyle="round"))
+    path = episode.observations
+    segments = np.stack([path[:-1], path[1:]], axis=1)
+    panel.add_collection(
+        LineCollection(list(segments), array=np.linspace(0, 1, len(segments)), cmap=TIME_COLORS, linewidths=2.5)
+    )
+    panel.plot(
+        *path[0], marker="o", markersize=7, color="white", markeredgecolor="black", linestyle="none", label="start"
+    )
+    if episode.goal is not None:
+        panel.plot(
+            *episode.goal,
+            marker="*",
+            markersize=12,
+            color="crimson",
+            markeredgecolor="black",
+            linestyle="none",
+            label="goal",
+        )
+    panel.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xticks=[], yticks=[])
+    reached = episode.outcome.get("success")
+    if reached is not None:
+        panel.set_title(f"{len(episode)} steps" if reached else "not reached", fontsize=9)
+    for side in panel.spines.values():
+        side.set_visible(False)
+
+
+def loss_figure(metrics: Path) -> Figure:
+    """Training loss by kind of token, from a run's JSONL file."""
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    panel = figure.subplots()
+    steps = [record["step"] for record in records]
+    for kind in records[0]["losses"]:
+        panel.plot(steps, [record["losses"][kind] for record in records], label=f"{kind} tokens")
+    panel.set(xlabel="step", ylabel="cross-entropy (nats)", title="Training")
+    panel.legend(frameon=False)
+    panel.grid(alpha=0.3)
+    return figure
