@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from trajectory_transformer.config import PRESETS, ModelConfig, PlanConfig, Preset, TokenConfig, TrainConfig
+from trajectory_transformer.config import (
+    PRESETS,
+    ModelConfig,
+    PlanConfig,
+    Preset,
+    PresetName,
+    TokenConfig,
+    TrainConfig,
+)
 
 Config = TokenConfig | ModelConfig | TrainConfig | PlanConfig
 
@@ -41,6 +49,14 @@ Config = TokenConfig | ModelConfig | TrainConfig | PlanConfig
         (PlanConfig, {"window": 0}, "search.window must be at least 1, got 0"),
         (PlanConfig, {"horizon": 3, "replan_every": 4}, "between 1 and the horizon of 3, got 4"),
         (PlanConfig, {"replan_every": 0}, "search.replan_every must lie between 1 and the horizon of 5, got 0"),
+        (PlanConfig, {"expansion": 0}, "search.expansion must be at least 1, got 0"),
+        (PlanConfig, {"temperature": 0.0}, "search.temperature must be above 0, got 0.0"),
+        (PlanConfig, {"percentile": 1.0}, r"search.percentile must lie in \(0, 1\), got 1.0"),
+        (PlanConfig, {"discount": 1.5}, r"search.discount must lie in \[0, 1\], got 1.5"),
+        (PlanConfig, {"action_top_k": 0}, "search.action_top_k must be at least 1, got 0"),
+        (PlanConfig, {"observation_top_k": 0}, "search.observation_top_k must be at least 1, got 0"),
+        (PlanConfig, {"action_nucleus": 0.0}, r"search.action_nucleus must lie in \(0, 1\], got 0.0"),
+        (PlanConfig, {"observation_nucleus": 1.1}, r"search.observation_nucleus must lie in \(0, 1\], got 1.1"),
         # Settings that would otherwise train something other than what was asked for, without a word.
         (TokenConfig, {"num_bins": 40_000}, "tokens.num_bins .*, got 40000"),  # a token has two bytes
         (TokenConfig, {"termination_penalty": float("nan")}, "tokens.termination_penalty .*, got nan"),
@@ -68,9 +84,34 @@ def test_defaults_are_valid_and_frozen(kind: type[Config]) -> None:
         setattr(config, fields(config)[0].name, 1)
 
 
-def test_the_presets_are_default_paper_and_reference() -> None:
-    assert sorted(PRESETS) == ["default", "paper", "reference"]
+def test_the_default_preset_holds_the_defaults() -> None:
     assert PRESETS["default"] == Preset()
+
+
+@pytest.mark.parametrize(
+    ("name", "beam_width", "horizon", "top_k", "nucleus"),
+    [
+        ("paper", 256, 15, 20, None),
+        ("reference", 128, 15, None, 0.4),
+        ("halfcheetah", 32, 5, None, 0.4),
+        ("halfcheetah-medium-expert", 32, 15, None, 0.4),
+        ("walker2d-medium-expert", 128, 5, None, 0.4),
+        ("walker2d-medium-replay", 32, 20, 40, None),
+    ],
+)
+def test_searches_are_as_wide_and_as_long_as_the_authors(
+    name: PresetName, beam_width: int, horizon: int, top_k: int | None, nucleus: float | None
+) -> None:
+    plan = PRESETS[name].plan
+    assert (plan.beam_width, plan.horizon, plan.action_top_k, plan.action_nucleus) == (
+        beam_width,
+        horizon,
+        top_k,
+        nucleus,
+    )
+    assert plan.expansion == 2
+    if name != "paper":  # a task's search is all that the authors' code sets apart
+        assert replace(PRESETS[name], plan=PRESETS["reference"].plan) == PRESETS["reference"]
 
 
 def test_all_presets_share_the_papers_model() -> None:

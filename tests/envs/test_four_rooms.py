@@ -442,6 +442,8 @@ def test_calls_refuse_arguments_that_break_a_rule() -> None:
         FourRooms(render_mode="human")
     with pytest.raises(ValueError, match="noise must be finite and at least 0, got -1"):
         Demonstrator(noise=-1)
+    with pytest.raises(ValueError, match=r"wander must lie in \[0, 1\), got 1"):
+        Demonstrator(wander=1)
 
 
 def demonstrate(env: FourRooms, demonstrator: Demonstrator, seed: int, options: dict[str, Pair] | None) -> float:
@@ -461,6 +463,19 @@ def test_the_demonstrator_always_arrives_and_seldom_strays() -> None:
     ratios = [demonstrate(FourRooms(), Demonstrator(), seed, None) for seed in range(500)]
     assert max(ratios) < math.inf
     assert np.mean(ratios) < 1.15
+
+
+def test_wandering_replaces_a_share_of_the_steps_by_uniform_ones() -> None:
+    rng = np.random.default_rng(0)
+    observation, goal = (0.25, 0.25), (0.375, 0.25)
+    steady = Demonstrator(noise=0.0).act(observation, goal, rng)
+    np.testing.assert_array_equal(steady, np.array([0.05, 0.0], dtype=np.float32))
+    actions = np.array([Demonstrator(noise=0.0, wander=0.25).act(observation, goal, rng) for _ in range(4000)])
+    random = actions[(actions != steady).any(axis=1)]
+    assert len(random) / 4000 == pytest.approx(0.25, abs=0.03)  # over four standard deviations
+    assert np.abs(random).max() <= 0.05
+    np.testing.assert_allclose(random.mean(axis=0), 0.0, rtol=0, atol=0.004)
+    np.testing.assert_allclose(random.std(axis=0), 0.05 / math.sqrt(3), rtol=0.05)
 
 
 @settings(max_examples=200, deadline=None)

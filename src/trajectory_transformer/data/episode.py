@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,32 +152,42 @@ def save_npz(dataset: Dataset, path: Path) -> None:
 def load_npz(path: Path) -> Dataset:
     """Read a dataset that `save_npz` wrote; every fault is a ValueError that names file, episode and rule."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: np.load leaves a file open that turns out to be no whole archive.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: not a readable .npz dataset ({error})") from error
     missing = [name for name in ("format", "lengths", "terminated", "observations", "actions") if name not in arrays]
     if missing:
         raise ValueError(f"{path}: a dataset file needs the array {missing[0]!r}, found only {sorted(arrays)}")
-    if int(arrays["format"]) > FORMAT:
+    if arrays["format"].ndim or arrays["format"].dtype.kind not in "iu" or arrays["format"] > FORMAT:
         raise ValueError(f"{path}: dataset format {arrays['format']} is newer than {FORMAT}, the newest read here")
 
     lengths = arrays["lengths"]
-    outcomes = json.loads(str(arrays["outcomes"])) if "outcomes" in arrays else [{}] * len(lengths)
-    needed = {"observations": int(lengths.sum()) + len(lengths), "actions": int(lengths.sum())}
-    for name, rows in needed.items():
-        if len(arrays[name]) != rows:
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not len(lengths) or (lengths < 0).any():
+        raise ValueError(f"{path}: lengths must be whole numbers, one for each of at least one episode, got {lengths}")
+    num_episodes, num_actions = len(lengths), int(lengths.sum())
+    try:
+        outcomes = json.loads(str(arrays["outcomes"])) if "outcomes" in arrays else [{}] * num_episodes
+        metadata = json.loads(str(arrays["metadata"])) if "metadata" in arrays else {}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: outcomes and metadata must be JSON ({error})") from error
+    rows = {name: len(array) if array.ndim else 0 for name, array in arrays.items()} | {"outcomes": len(outcomes)}
+    needed = {"observations": num_actions + num_episodes, "actions": num_actions, "rewards": num_actions}
+    needed |= dict.fromkeys(("terminated", "goals", "outcomes"), num_episodes)
+    for name in needed.keys() & rows.keys():
+        if rows[name] != needed[name]:
             raise ValueError(
-                f"{path}: {len(lengths)} episodes of {int(lengths.sum())} actions in all need {rows} rows of {name} "
-                f"(each episode has one more observation than actions), got {len(arrays[name])}"
+                f"{path}: {num_episodes} episodes of {num_actions} actions in all need {needed[name]} rows of {name} "
+                f"(each episode has one more observation than actions), got {rows[name]}"
             )
     episodes = []
     end = 0
     for index, length in enumerate(lengths.tolist()):
         start, end = end, end + length
         try:
-            episodes.append(
-                Episode(
+            with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as such
+                episode = Episode(
                     observations=arrays["observations"][start + index : end + index + 1].astype(np.float32),
                     actions=arrays["actions"][start:end].astype(np.float32),
                     rewards=arrays["rewards"][start:end].astype(np.float32) if "rewards" in arrays else None,
@@ -184,7 +195,7 @@ def load_npz(path: Path) -> Dataset:
                     goal=arrays["goals"][index].astype(np.float32) if "goals" in arrays else None,
                     outcome=outcomes[index],
                 )
-            )
+            episodes.append(episode)
         except ValueError as error:
             raise ValueError(f"{path}, episode {index}: {error}") from error
-    return Dataset(tuple(episodes), json.loads(str(arrays["metadata"])) if "metadata" in arrays else {})
+    return Dataset(tuple(episodes), metadata)

@@ -13,19 +13,23 @@ TokenArray = npt.NDArray[np.int64]
 def uniform_edges(data: DoubleArray, num_bins: int) -> DoubleArray:
     """Edges of bins of equal width between the extremes: data [N] -> [num_bins + 1], increasing."""
     low, high = float(data.min()), float(data.max())
-    # Adjacent floats can leave no room for so many bins: equal edges are one bin, as below.
-    return np.unique(low + (high - low) * np.linspace(0.0, 1.0, num_bins + 1))
+    # Adjacent floats can leave no room for so many bins: equal edges are one.
+    return np.unique(np.linspace(low, high, num_bins + 1))
 
 
 def quantile_edges(data: DoubleArray, num_bins: int) -> DoubleArray:
     """Edges of bins of equal mass: data [N] -> at most [num_bins + 1], increasing.
 
-    A value so frequent that it fills several bins would repeat its edge; such bins are empty and are left out, so a
+    A value so frequent that it repeats its edge gets a bin that holds nothing else, however often it does, so a
     dimension may have fewer bins than asked for.
     """
     ordered = np.sort(data)
+    if ordered[0] == ordered[-1]:
+        return ordered[:1]
     stride = -(-len(ordered) // num_bins)
-    return np.unique(np.append(ordered[::stride], ordered[-1]))
+    edges = np.append(ordered[::stride], ordered[-1])
+    repeated = edges[1:][edges[1:] == edges[:-1]]
+    return np.unique(np.append(edges, np.nextafter(repeated, np.inf)))
 
 
 EDGES: dict[str, Callable[[DoubleArray, int], DoubleArray]] = {"uniform": uniform_edges, "quantile": quantile_edges}
@@ -50,7 +54,8 @@ def means(data: DoubleArray, edges: DoubleArray) -> DoubleArray:
     counts = np.bincount(tokens, minlength=len(middle))
     # Summed relative to the middle: no cancellation for data far from zero.
     offsets = np.bincount(tokens, weights=data - middle[tokens], minlength=len(middle))
-    return middle + offsets / np.maximum(counts, 1)
+    average = middle + offsets / np.maximum(counts, 1)
+    return np.clip(average, edges[:-1], edges[1:]) if len(edges) > 1 else average  # rounding must not leave the bin
 
 
 BIN_VALUES: dict[str, Callable[[DoubleArray, DoubleArray], DoubleArray]] = {"midpoint": midpoints, "mean": means}

@@ -1,0 +1,195 @@
+"""Beam search on a table small enough to search by hand, then on both decoders of a tiny GPT."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from trajectory_transformer.config import ModelConfig
+from trajectory_transformer.model.decoders import DECODERS, Extension, Run, make_decoder
+from trajectory_transformer.model.gpt import GPT
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.search.beam import Plan, likelihood_search
+from trajectory_transformer.tokens.layout import TokenLayout
+
+
+class TableDecoder:
+    """A Markov chain: the next token's logits are a row of a table, chosen by the step and the last token."""
+
+    def __init__(self, table: Tensor) -> None:
+        """Decode with a table [steps, V + 1, V + 1]."""
+        self.table = table
+        self.tokens = torch.empty(0, 0, 0, dtype=torch.long)
+        self.last = torch.empty(0, 0, dtype=torch.long)
+        self.max_candidates = 0
+
+    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int) -> None:
+        """Start after a prompt [E, L]."""
+        del max_new
+        self.tokens = prompt.new_empty(prompt.shape[0], 1, 0)
+        self.last = prompt[:, -1:]
+        self.max_candidates = max_candidates
+
+    def logits(self) -> Tensor:
+        """Rows of the table [E, K, V + 1]."""
+        return self.table[self.tokens.shape[2], self.last]
+
+    def append(self, tokens: Tensor) -> None:
+        """Add one token [E, K]."""
+        self.tokens = torch.cat([self.tokens, tokens[:, :, None]], dim=2)
+        self.last = tokens
+
+    def select(self, parents: Tensor) -> None:
+        """Keep copies of candidates [E, K']."""
+        assert parents.shape[1] <= self.max_candidates
+        self.tokens = self.tokens.gather(1, parents[:, :, None].expand(-1, -1, self.tokens.shape[2]))
+        self.last = self.last.gather(1, parents)
+
+    def extend(self, run: Run) -> Extension:
+        """Not needed: this search asks for one token at a time."""
+        raise NotImplementedError
+
+
+def random_table(steps: int, vocabulary: int, seed: int) -> Tensor:
+    """Logits of a random chain; it changes at every step, so no two sequences are equally likely."""
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.randn(steps, vocabulary, vocabulary, generator=generator, dtype=torch.float64)
+
+
+def log_prob(table: Tensor, start: int, sequence: tuple[int, ...]) -> float:
+    """Log-probability of a sequence after a token."""
+    before = (start, *sequence[:-1])
+    return sum(float(table[i, before[i]].log_softmax(0)[token]) for i, token in enumerate(sequence))
+
+
+def search(table: Tensor, starts: list[int], num_tokens: int, beam_width: int, min_tokens: int = 0) -> Plan:
+    """Search the table from prompts of one token each."""
+    prompt = torch.tensor(starts)[:, None]
+    return likelihood_search(
+        TableDecoder(table), prompt, num_tokens=num_tokens, beam_width=beam_width, min_tokens=min_tokens
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("vocabulary", "num_tokens"), [(2, 5), (3, 4), (5, 3), (4, 1)])
+def test_full_width_beam_finds_the_exhaustive_optimum(vocabulary: int, num_tokens: int, seed: int) -> None:
+    table = random_table(num_tokens, vocabulary, seed)
+    plan = search(table, [0], num_tokens, beam_width=vocabulary**num_tokens)
+    every = list(itertools.product(range(vocabulary), repeat=num_tokens))
+    ranked = sorted(every, key=lambda sequence: -log_prob(table, 0, sequence))
+    assert [tuple(row) for row in plan.tokens[0].tolist()] == ranked
+    expected = torch.tensor([[log_prob(table, 0, sequence) for sequence in ranked]])
+    torch.testing.assert_close(plan.scores, expected.double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_width_one_is_greedy(seed: int) -> None:
+    table = random_table(8, 6, seed)
+    greedy, last = [], 3
+    for step in range(8):
+        last = int(table[step, last].argmax())
+        greedy.append(last)
+    plan = search(table, [3], 8, beam_width=1)
+    assert plan.tokens.tolist() == [[greedy]]
+    assert plan.best.tolist() == [greedy]
+
+
+def test_a_wider_beam_finds_what_greed_misses() -> None:
+    # From 0 the likelier first step, to 1, leads nowhere in particular; the other, to 2, leads to a sure thing.
+    table = torch.tensor([[0.0, 0.6, 0.4], [1 / 3, 1 / 3, 1 / 3], [0.0, 0.0, 1.0]]).log().expand(2, 3, 3)
+    assert search(table, [0], 2, beam_width=1).best[0, 0] == 1
+    plan = search(table, [0], 2, beam_width=2)
+    assert plan.best.tolist() == [[2, 2]]
+    torch.testing.assert_close(plan.scores[0].exp(), torch.tensor([0.4, 0.2]))
+
+
+@pytest.mark.parametrize("beam_width", [1, 2, 7, 30])
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_fall_and_are_the_log_probabilities_of_their_tokens(beam_width: int, seed: int) -> None:
+    table = random_table(4, 5, seed)
+    plan = search(table, [2, 4], 4, beam_width)
+    assert plan.tokens.shape == (2, beam_width, 4) and plan.scores.shape == (2, beam_width)
+    assert (plan.scores.diff(dim=1) <= 0).all()
+    for env, start in enumerate([2, 4]):
+        sequences = [tuple(row) for row in plan.tokens[env].tolist()]
+        assert len(set(sequences)) == beam_width
+        expected = torch.tensor([log_prob(table, start, sequence) for sequence in sequences])
+        torch.testing.assert_close(plan.scores[env], expected.double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("beam_width", [1, 3, 200])
+@pytest.mark.parametrize("min_tokens", [0, 1, 2, 3])
+def test_no_stop_token_comes_before_its_time(min_tokens: int, beam_width: int) -> None:
+    table = random_table(3, 5, seed=0)
+    table[:, :, -1] += 10.0  # stopping is far likelier than anything else
+    plan = search(table, [0], 3, beam_width, min_tokens)
+    assert (plan.tokens[..., :min_tokens] != 4).all()
+    assert plan.best[0, min_tokens:].tolist() == [4] * (3 - min_tokens)
+    assert plan.scores.isfinite().all()
+    allowed = [range(4)] * min_tokens + [range(5)] * (3 - min_tokens)
+    every = sorted(itertools.product(*allowed), key=lambda sequence: -log_prob(table, 0, sequence))
+    assert plan.tokens.shape[1] == min(beam_width, len(every))
+    if beam_width == 200:
+        assert [tuple(row) for row in plan.tokens[0].tolist()] == every
+
+
+def test_forbidding_stop_tokens_does_not_change_the_scores_of_others() -> None:
+    table = random_table(2, 4, seed=1)
+    plan = search(table, [0], 2, beam_width=3, min_tokens=2)
+    sequences = [tuple(row) for row in plan.tokens[0].tolist()]
+    expected = torch.tensor([log_prob(table, 0, sequence) for sequence in sequences])
+    torch.testing.assert_close(plan.scores[0], expected.double(), rtol=0, atol=1e-6)
+
+
+def test_environments_are_searched_apart() -> None:
+    table = random_table(5, 6, seed=2)
+    together = search(table, [0, 3, 5], 5, beam_width=4)
+    for env, start in enumerate([0, 3, 5]):
+        alone = search(table, [start], 5, beam_width=4)
+        assert torch.equal(alone.tokens[0], together.tokens[env])
+        assert torch.equal(alone.scores[0], together.scores[env])
+
+
+def random_gpt(layout: TokenLayout, seed: int) -> GPT:
+    """A tiny model with strong opinions, so that rounding does not decide between candidates."""
+    generator = torch.Generator().manual_seed(seed)
+    gpt = GPT(layout, 4, ModelConfig(window=3, num_layers=2, num_heads=2, width=16))
+    with torch.no_grad():
+        for parameter in gpt.parameters():
+            parameter.normal_(std=0.4, generator=generator)
+    return gpt.double().eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("layout", [TokenLayout(0, 2, 1, rewards=True), TokenLayout(2, 1, 1, rewards=False)])
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_both_decoders_give_the_same_plan_batched_or_one_by_one(
+    layout: TokenLayout, window: int | None, seed: int
+) -> None:
+    gpt = random_gpt(layout, seed)
+    prompts = torch.randint(5, (3, layout.length(2) + 1), generator=torch.Generator().manual_seed(seed))
+
+    def plan(name: str, prompt: Tensor) -> Plan:
+        decoder = make_decoder(name, gpt, window)
+        return likelihood_search(decoder, prompt, num_tokens=2 * layout.size + 1, beam_width=6, min_tokens=1)
+
+    expected = plan("naive", prompts)
+    for name in DECODERS:
+        together = plan(name, prompts)
+        assert torch.equal(together.tokens, expected.tokens)
+        torch.testing.assert_close(together.scores, expected.scores, rtol=0, atol=1e-10)
+        for env in range(3):
+            alone = plan(name, prompts[env : env + 1])
+            assert torch.equal(alone.tokens[0], expected.tokens[env])
+            torch.testing.assert_close(alone.scores[0], expected.scores[env], rtol=0, atol=1e-10)
+
+
+def test_scores_of_a_plan_are_the_models_log_probabilities(tiny_model: TrajectoryModel) -> None:
+    prompt = torch.tensor([[1, 2, 3]])
+    plan = likelihood_search(make_decoder("cached", tiny_model.gpt), prompt, num_tokens=5, beam_width=4)
+    sequences = torch.cat([prompt.expand(4, -1), plan.tokens[0]], dim=1)
+    with torch.no_grad():
+        log_probs = tiny_model.gpt(sequences[:, :-1]).log_softmax(dim=-1)[:, 2:]  # of the five tokens planned
+    expected = log_probs.gather(2, plan.tokens[0][..., None]).sum(dim=(1, 2))
+    torch.testing.assert_close(plan.scores[0], expected, rtol=0, atol=1e-5)
