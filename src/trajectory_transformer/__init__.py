@@ -3,14 +3,21 @@
 from trajectory_transformer.config import PRESETS, ModelConfig, PlanConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.policies import PlanningPolicy, Policy, Step
+from trajectory_transformer.policies import Controller, PlanningPolicy, Policy, Step
 from trajectory_transformer.rollout import make_envs, rollout
+from trajectory_transformer.search.beam import Candidates, Objective, Plan, beam_search, likelihood_search
+from trajectory_transformer.search.objectives import discounted_return, log_likelihood
+from trajectory_transformer.search.predict import predict
 
 __all__ = [
     "PRESETS",
+    "Candidates",
+    "Controller",
     "Dataset",
     "Episode",
     "ModelConfig",
+    "Objective",
+    "Plan",
     "PlanConfig",
     "PlanningPolicy",
     "Policy",
@@ -18,8 +25,13 @@ __all__ = [
     "TokenConfig",
     "TrainConfig",
     "TrajectoryModel",
+    "beam_search",
+    "discounted_return",
+    "likelihood_search",
     "load_npz",
+    "log_likelihood",
     "make_envs",
+    "predict",
     "rollout",
     "save_npz",
 ]

@@ -4,7 +4,8 @@ Plain values only: no files, clocks or random names. The defaults are the author
 mended; `PRESETS` holds the two recipes to the letter (docs/concepts.md lists the differences).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite
 from typing import Literal
 
 
@@ -44,6 +45,12 @@ class TokenConfig:
     def __post_init__(self) -> None:
         """Refuse values no stage could work with."""
         require(self.num_bins >= 1, "tokens.num_bins must be at least 1", self.num_bins)
+        require(self.num_bins <= 32767, "tokens.num_bins must be at most 32767", self.num_bins)
+        require(
+            self.termination_penalty is None or isfinite(self.termination_penalty),
+            "tokens.termination_penalty must be finite",
+            self.termination_penalty,
+        )
         require(0.0 <= self.discount <= 1.0, "tokens.discount must lie in [0, 1]", self.discount)
         require(min(self.goal_dims, default=0) >= 0, "tokens.goal_dims must not be negative", self.goal_dims)
         require(
@@ -115,8 +122,15 @@ class TrainConfig:
         """Refuse a run that could not start."""
         for name in ("batch_size", "checkpoint_every", "log_every"):
             require(getattr(self, name) >= 1, f"train.{name} must be at least 1", getattr(self, name))
-        require(self.epochs > 0, "train.epochs must be above 0", self.epochs)
-        require(self.steps is None or self.steps >= 1, "train.steps must be at least 1", self.steps)
+        require(0 < self.epochs < inf, "train.epochs must be above 0", self.epochs)
+        for name in ("epoch_size", "steps"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"train.{name} must be at least 1", value)
+        for name in ("warmup_steps", "weight_decay", "action_weight"):
+            value = getattr(self, name)
+            require(value is None or value >= 0, f"train.{name} must not be negative", value)
+        require(0.0 <= self.final_lr_share <= 1.0, "train.final_lr_share must lie in [0, 1]", self.final_lr_share)
+        require(min(self.betas) >= 0.0 and max(self.betas) < 1.0, "train.betas must lie in [0, 1)", self.betas)
         require(self.learning_rate > 0, "train.learning_rate must be above 0", self.learning_rate)
         require(self.grad_clip > 0, "train.grad_clip must be above 0", self.grad_clip)
         require(self.seed >= 0, "train.seed must not be negative", self.seed)
@@ -134,6 +148,24 @@ class PlanConfig:
     """Past transitions a plan starts from, at most."""
     window: int | None = None
     """Transitions the model sees at once while planning; older ones slide out. null: as many as in training."""
+    expansion: int = 2
+    """Actions sampled for every candidate (planning for return)."""
+    temperature: float = 1.0
+    """Sharpens (below 1) or flattens (above 1) the distributions sampled from."""
+    action_top_k: int | None = None
+    """Sample actions from so many most likely tokens only."""
+    action_nucleus: float | None = 0.4
+    """Sample actions from the most likely tokens that hold this share of the mass; null for all."""
+    observation_top_k: int | None = 1
+    """Sample states from so many most likely tokens only; 1 predicts the most likely state."""
+    observation_nucleus: float | None = None
+    """Sample states from the most likely tokens that hold this share of the mass; null for all."""
+    estimate: Literal["mean", "percentile", "sampled"] = "mean"
+    """How a predicted reward or value is summed up: its mean, a percentile, or one sample."""
+    percentile: float = 0.5
+    """Share of the predicted mass below the estimate, for search.estimate percentile."""
+    discount: float | None = None
+    """Discount of rewards along a plan; null: as in training."""
     replan_every: int = 1
     """Actions taken from one plan before the next is made."""
     decoder: Literal["cached", "naive"] = "cached"
@@ -144,6 +176,16 @@ class PlanConfig:
         require(self.beam_width >= 1, "search.beam_width must be at least 1", self.beam_width)
         require(self.horizon >= 1, "search.horizon must be at least 1", self.horizon)
         require(self.context >= 0, "search.context must not be negative", self.context)
+        require(self.expansion >= 1, "search.expansion must be at least 1", self.expansion)
+        require(self.temperature > 0, "search.temperature must be above 0", self.temperature)
+        require(0.0 < self.percentile < 1.0, "search.percentile must lie in (0, 1)", self.percentile)
+        require(self.discount is None or 0 <= self.discount <= 1, "search.discount must lie in [0, 1]", self.discount)
+        for name in ("action_top_k", "observation_top_k"):
+            count = getattr(self, name)
+            require(count is None or count >= 1, f"search.{name} must be at least 1", count)
+        for name in ("action_nucleus", "observation_nucleus"):
+            share = getattr(self, name)
+            require(share is None or 0.0 < share <= 1.0, f"search.{name} must lie in (0, 1]", share)
         require(self.window is None or self.window >= 1, "search.window must be at least 1", self.window)
         require(
             1 <= self.replan_every <= self.horizon,
@@ -162,7 +204,29 @@ class Preset:
     plan: PlanConfig = field(default_factory=PlanConfig)
 
 
-PRESETS: dict[str, Preset] = {
+PresetName = Literal[
+    "default",
+    "paper",
+    "reference",
+    "halfcheetah",
+    "halfcheetah-medium-expert",
+    "walker2d-medium-expert",
+    "walker2d-medium-replay",
+]
+
+_REFERENCE = Preset(
+    tokens=TokenConfig(
+        bin_value="midpoint",
+        termination_penalty=-100.0,
+        final_observation=False,
+        max_episode_steps=1000,
+        loss_mask="input",
+    ),
+    train=TrainConfig(epochs=50, epoch_size=1_000_000),
+    plan=PlanConfig(beam_width=128, horizon=15, context=4, window=5),
+)
+
+PRESETS: dict[PresetName, Preset] = {
     "default": Preset(),
     "paper": Preset(
         tokens=TokenConfig(value_includes_reward=True, final_observation=False),
@@ -175,17 +239,15 @@ PRESETS: dict[str, Preset] = {
             weight_decay=0.0,
             action_weight=1.0,
         ),
-        plan=PlanConfig(beam_width=256, horizon=15, context=5),
+        plan=PlanConfig(beam_width=256, horizon=15, context=5, action_top_k=20, action_nucleus=None),
     ),
-    "reference": Preset(
-        tokens=TokenConfig(
-            bin_value="midpoint",
-            termination_penalty=-100.0,
-            final_observation=False,
-            max_episode_steps=1000,
-            loss_mask="input",
-        ),
-        train=TrainConfig(epochs=50, epoch_size=1_000_000),
-        plan=PlanConfig(beam_width=128, horizon=15, context=4, window=5),
+    "reference": _REFERENCE,
+    # The tasks whose search the authors' code sets apart.
+    "halfcheetah": replace(_REFERENCE, plan=replace(_REFERENCE.plan, beam_width=32, horizon=5)),
+    "halfcheetah-medium-expert": replace(_REFERENCE, plan=replace(_REFERENCE.plan, beam_width=32)),
+    "walker2d-medium-expert": replace(_REFERENCE, plan=replace(_REFERENCE.plan, horizon=5)),
+    "walker2d-medium-replay": replace(
+        _REFERENCE,
+        plan=replace(_REFERENCE.plan, beam_width=32, horizon=20, action_top_k=40, action_nucleus=None),
     ),
 }

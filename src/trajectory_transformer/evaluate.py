@@ -1,19 +1,26 @@
-"""Rollouts to numbers: returns, success, and whatever else the environment reports of an episode."""
+"""Rollouts to numbers: returns, success, normalised scores, and whatever else the environment reports of an episode."""
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from trajectory_transformer.data.episode import Episode
+from trajectory_transformer.data.scores import References, normalized_score
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.results import summarize
 
 
-def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Means over episodes with standard errors and counts.
+def episode_metrics(episodes: Sequence[Episode], references: References | None = None) -> dict[str, float]:
+    """Means over episodes with standard errors, counts and, for returns and scores, 95 % bootstrap intervals.
 
     Where the environment reports `success`, its other reports (a path's length, say) are averaged over successes: of
     an episode that failed they say nothing.
     """
-    metrics = summarize("return", [episode.total_reward for episode in episodes])
+    returns = [episode.total_reward for episode in episodes]
+    metrics = summarize("return", returns) | bootstrap_interval("return", returns)
+    if references is not None:
+        scores = [normalized_score(value, references) for value in returns]
+        metrics |= summarize("normalized_score", scores) | bootstrap_interval("normalized_score", scores)
     metrics |= summarize("steps", [len(episode) for episode in episodes])
     reports = sorted(set.intersection(*(set(episode.outcome) for episode in episodes)))
     counted = list(episodes)
@@ -24,6 +31,23 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         if name != "success" and counted:
             metrics |= summarize(name, [episode.outcome[name] for episode in counted])
     return metrics
+
+
+def bootstrap_interval(name: str, values: Sequence[float], *, resamples: int = 2000, seed: int = 0) -> dict[str, float]:
+    """Where the mean lies in 95 of 100 resamples of the values: `name_low` and `name_high`."""
+    data = np.asarray(values, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    means = data[rng.integers(len(data), size=(resamples, len(data)))].mean(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return {f"{name}_low": float(low), f"{name}_high": float(high)}
+
+
+def latency_metrics(plan_seconds: Sequence[float]) -> dict[str, float]:
+    """Percentiles of the time a plan took, in milliseconds; a plan may serve many environments at once."""
+    if not plan_seconds:
+        return {}
+    p50, p90, p99 = np.quantile(np.asarray(plan_seconds) * 1000.0, [0.5, 0.9, 0.99])
+    return {"plan_ms_p50": float(p50), "plan_ms_p90": float(p90), "plan_ms_p99": float(p99)}
 
 
 def check_fit(model: TrajectoryModel, env_id: str, dims: tuple[int, int, int]) -> None:

@@ -1,5 +1,7 @@
 """What acts in environments: the planner, and policies to collect data with."""
 
+import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,8 +14,9 @@ from gymnasium import spaces
 from trajectory_transformer.config import PlanConfig
 from trajectory_transformer.data.episode import FloatArray
 from trajectory_transformer.model.decoders import make_decoder
+from trajectory_transformer.model.sampling import Noise, stream_seed
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.search.beam import likelihood_search
+from trajectory_transformer.search.beam import Objective, Plan, beam_search, likelihood_search
 from trajectory_transformer.tokens.windows import encode_goals
 
 BoolArray = npt.NDArray[np.bool_]
@@ -70,18 +73,47 @@ class ScriptedPolicy:
         return np.stack([self._script(observation, goal, self._rng) for observation, goal in pairs])
 
 
+@dataclass(frozen=True)
+class PlanTrace:
+    """One plan as it was made, for later viewing."""
+
+    env: int
+    step: int  # of the episode
+    prompt: TokenArray  # [L]
+    tokens: TokenArray  # [K, n], kept candidates, best first
+    scores: FloatArray  # [K]
+
+
 class PlanningPolicy:
     """Plans by beam search, acts on the first steps of the plan, plans again: a receding-horizon controller."""
 
-    def __init__(self, model: TrajectoryModel, config: PlanConfig) -> None:
-        """Control with a model; any number of environments, each with a context of its own."""
+    def __init__(
+        self,
+        model: TrajectoryModel,
+        config: PlanConfig,
+        objective: Objective | None = None,
+        *,
+        seed: int = 0,
+        on_plan: Callable[[PlanTrace], None] | None = None,
+    ) -> None:
+        """Control with a model; any number of environments, each with a context of its own.
+
+        Without an objective the most likely continuation is found token by token (imitation, goals); with one, sampled
+        transitions are ranked by it. `on_plan` is told every plan made.
+        """
         self.model = model
         self.config = config
+        self.plan_seconds: list[float] = []  # time of every search
+        self._objective = objective
+        self._seed = seed
+        self._on_plan = on_plan
         self._decoder = make_decoder(config.decoder, model.gpt, config.window)
+        self._values = torch.from_numpy(model.discretizer.values).float().to(model.device)  # [D, V]
         window = model.gpt.config.window if config.window is None else config.window
         self._max_past = min(config.context, window - 1)  # the current transition needs a place too
         self._past: list[list[TokenArray]] = []  # per environment: rows [D] of past transitions, then the current one's
         self._queued: list[list[TokenArray]] = []  # per environment: planned action tokens [A] not yet taken
+        self._steps: list[int] = []  # per environment: steps of the episode so far
 
     def act(self, step: Step) -> FloatArray:
         """Actions [E, A]."""
@@ -91,6 +123,7 @@ class PlanningPolicy:
         if len(self._past) != num_envs:
             self._past = [[] for _ in range(num_envs)]
             self._queued = [[] for _ in range(num_envs)]
+            self._steps = [0] * num_envs
         observed = discretizer.encode(step.observations, layout.observation)
         active = np.flatnonzero(step.active).tolist()
         for env in active:
@@ -114,23 +147,30 @@ class PlanningPolicy:
                 f"the model plans for observations of {layout.observation_dim} and goals of {layout.goal_dim} "
                 f"dimensions, got {step.observations.shape[1]} and {step.goals.shape[1]}"
             )
-        if not np.isfinite(step.observations[step.active]).all():
-            bad = np.argwhere(~np.isfinite(step.observations) & step.active[:, None])[0]
-            raise ValueError(f"observations must be finite, got {step.observations[tuple(bad)]} in dimension {bad[1]}")
+        for name, values in (("observations", step.observations), ("goals", step.goals[:, : layout.goal_dim])):
+            bad = np.argwhere(~np.isfinite(values) & step.active[:, None])
+            if len(bad):
+                env, dim = bad[0]
+                raise ValueError(
+                    f"{name} must be finite, got {values[env, dim]} in dimension {dim} of environment {env}"
+                )
 
     def _remember(self, env: int, observed: TokenArray, step: Step) -> None:
         """Close the last transition with its reward and open the next with the state seen."""
         layout, discretizer = self.model.layout, self.model.discretizer
-        if step.first[env]:
-            self._past[env], self._queued[env] = [], []
-        elif layout.rewards:
-            reward = discretizer.encode(step.rewards[env : env + 1], slice(layout.reward, layout.reward + 1))
-            self._past[env][-1][layout.reward] = reward[0]
-            # The return that will follow is not known yet. Nothing attends to this token; the top bin fills it.
-            self._past[env][-1][layout.value] = discretizer.num_bins - 1
+        past = self._past[env]
+        if step.first[env] or not past:
+            past, self._queued[env], self._steps[env] = [], [], 0
+        else:
+            self._steps[env] += 1
+            if layout.rewards:
+                reward = discretizer.encode(step.rewards[env : env + 1], slice(layout.reward, layout.reward + 1))
+                past[-1][layout.reward] = reward[0]
+                # The return that will follow is not known yet. Nothing attends to this token; the top bin fills it.
+                past[-1][layout.value] = discretizer.num_bins - 1
         row = np.full(layout.size, discretizer.stop)
         row[layout.observation] = observed
-        self._past[env] = [*self._past[env][-self._max_past :], row] if self._max_past else [row]
+        self._past[env] = [*past[len(past) - self._max_past :], row] if len(past) > self._max_past else [*past, row]
 
     def _plan(self, envs: list[int], goals: FloatArray) -> None:
         """Search for environments whose prompts have the same length, and queue the first actions found."""
@@ -138,18 +178,78 @@ class PlanningPolicy:
         goal_tokens = encode_goals(goals[envs][:, : layout.goal_dim], self.model.discretizer, self.model.tokens)
         rows = np.stack([np.concatenate(self._past[env]) for env in envs])
         rows = rows[:, : rows.shape[1] - (layout.size - layout.observation_dim)]  # the current transition has no more
-        prompt = torch.from_numpy(np.concatenate([goal_tokens, rows], axis=1)).to(self.model.device)
-        plan = likelihood_search(
+        prompts = np.concatenate([goal_tokens, rows], axis=1)
+        started = time.perf_counter()
+        plan = self._search(prompts, envs)
+        tokens = plan.tokens.cpu().numpy()  # [E', K, n], from the first action on
+        self.plan_seconds.append(time.perf_counter() - started)
+        for index, env in enumerate(envs):
+            self._queued[env] = self._first_actions(tokens[index, 0])
+            if self._on_plan is not None:
+                scores = plan.scores[index].cpu().numpy()
+                self._on_plan(PlanTrace(env, self._steps[env], prompts[index], tokens[index], scores))
+        assert all(len(self._queued[env]) <= config.replan_every for env in envs)
+
+    def _search(self, prompts: TokenArray, envs: list[int]) -> Plan:
+        layout, config = self.model.layout, self.config
+        prompt = torch.from_numpy(prompts).to(self.model.device)
+        if self._objective is None:
+            return likelihood_search(
+                self._decoder,
+                prompt,
+                num_tokens=config.horizon * layout.size - layout.observation_dim,
+                beam_width=config.beam_width,
+                min_tokens=layout.action_dim,
+            )
+        # Noise is a function of the seed and of what the plan is for, not of the environment's place in a batch.
+        seeds = [
+            stream_seed(self._seed, self._steps[env], zlib.crc32(row.tobytes()))
+            for env, row in zip(envs, prompts, strict=True)
+        ]
+        return beam_search(
             self._decoder,
             prompt,
-            num_tokens=config.horizon * layout.size - layout.observation_dim,
-            beam_width=config.beam_width,
-            min_tokens=layout.action_dim,
+            self._objective,
+            layout=layout,
+            values=self._values,
+            config=config,
+            noise=Noise(seeds, self.model.device),
         )
-        best = plan.best.cpu().numpy()  # [E', n], from the first action on
-        for env, tokens in zip(envs, best, strict=True):
-            for index in range(config.replan_every):
-                action = tokens[index * layout.size :][: layout.action_dim]
-                if index and (tokens[: index * layout.size + layout.action_dim] == self.model.discretizer.stop).any():
-                    break  # the plan sees the episode end here; if it does not, there will be a new plan
-                self._queued[env].append(action)
+
+    def _first_actions(self, tokens: TokenArray) -> list[TokenArray]:
+        """The actions to take from a plan [n] before the next one is made."""
+        layout, stop = self.model.layout, self.model.discretizer.stop
+        actions = [tokens[: layout.action_dim]]
+        for index in range(1, self.config.replan_every):
+            end = index * layout.size + layout.action_dim
+            if (tokens[:end] == stop).any():
+                break  # the plan sees the episode end here; if it does not, there will be a new plan
+            actions.append(tokens[end - layout.action_dim : end])
+        return actions
+
+
+class Controller:
+    """One system under control, without Gymnasium: observations in, actions out."""
+
+    def __init__(self, policy: Policy) -> None:
+        """Ask a policy."""
+        self._policy = policy
+        self._first = True
+
+    def reset(self) -> None:
+        """Begin another episode: what was seen before is forgotten."""
+        self._first = True
+
+    def act(self, observation: npt.ArrayLike, *, reward: float = 0.0, goal: npt.ArrayLike | None = None) -> FloatArray:
+        """Action [A] for an observation [O]; `reward` is the last action's, `goal` [G] is for models that have one."""
+        goals = np.zeros((1, 0), np.float32) if goal is None else np.asarray(goal, np.float32)[None]
+        step = Step(
+            observations=np.asarray(observation, np.float32)[None],
+            rewards=np.array([0.0 if self._first else reward], np.float32),
+            first=np.array([self._first]),
+            goals=goals,
+            active=np.array([True]),
+        )
+        self._first = False
+        action: FloatArray = self._policy.act(step)[0]
+        return action

@@ -9,6 +9,7 @@ from trajectory_transformer.cli.data import Show
 from trajectory_transformer.cli.demo import Demo
 from trajectory_transformer.cli.evaluate import Evaluate
 from trajectory_transformer.cli.parser import Command, parse
+from trajectory_transformer.cli.predict import Predict
 from trajectory_transformer.cli.train import Train
 
 __all__ = ["main"]
@@ -19,6 +20,7 @@ COMMANDS: dict[str, type[Command]] = {
     "data show": Show,
     "train": Train,
     "evaluate": Evaluate,
+    "predict": Predict,
 }
 
 

@@ -54,11 +54,17 @@ def progress_bar(*fields: str) -> Progress:
 
 def metrics_table(title: str, metrics: Mapping[str, float]) -> Table:
     """Means with standard errors and counts, one row each."""
-    table = Table("metric", "mean", "std. error", "n", title=title, title_justify="left")
+    table = Table("metric", "mean", "std. error", "95 % interval", "n", title=title, title_justify="left")
     for name, value in metrics.items():
-        if not name.endswith(("_stderr", "_n")):
-            spread, count = metrics.get(f"{name}_stderr"), metrics.get(f"{name}_n")
-            table.add_row(
-                name, f"{value:.4g}", "" if spread is None else f"{spread:.2g}", "" if count is None else f"{count:.0f}"
-            )
+        if name.endswith(("_stderr", "_n", "_low", "_high")):
+            continue
+        spread, count = metrics.get(f"{name}_stderr"), metrics.get(f"{name}_n")
+        interval = f"{metrics[f'{name}_low']:.4g} to {metrics[f'{name}_high']:.4g}" if f"{name}_low" in metrics else ""
+        table.add_row(
+            name,
+            f"{value:.4g}",
+            "" if spread is None else f"{spread:.2g}",
+            interval,
+            "" if count is None else f"{count:.0f}",
+        )
     return table

@@ -1,18 +1,27 @@
 """`tt evaluate`: let a trained model plan in its environment and measure how it does."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from trajectory_transformer.cli.console import claim, console, device_of, metrics_table, progress_bar
-from trajectory_transformer.config import PlanConfig, require
+from trajectory_transformer.config import PlanConfig, PresetName, require
 from trajectory_transformer.data.episode import Dataset, Episode, save_npz
-from trajectory_transformer.evaluate import check_fit, episode_metrics
+from trajectory_transformer.data.scores import references_of
+from trajectory_transformer.evaluate import check_fit, episode_metrics, latency_metrics
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.policies import PlanningPolicy
+from trajectory_transformer.policies import PlanningPolicy, PlanTrace
+from trajectory_transformer.report.traces import save_traces
+from trajectory_transformer.report.video import record_video, video_writer
 from trajectory_transformer.results import write_result
 from trajectory_transformer.rollout import make_envs, rollout, space_dims
+from trajectory_transformer.search.beam import Objective
+from trajectory_transformer.search.objectives import discounted_return
+
+PlanKind = Literal["return", "imitate", "goal"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +34,8 @@ class Evaluate:
     """The run folder that `tt train` wrote."""
     env: str | None = None
     """Gymnasium id; null: the environment the dataset came from."""
+    plan: PlanKind | None = None
+    """What to plan for; null: a goal if the model has one, else return if it has rewards, else imitation."""
     episodes: int = 100
     """Episodes to play."""
     num_envs: int = 50
@@ -33,7 +44,11 @@ class Evaluate:
     """Episode i is reset with seed + i; the default keeps clear of the seeds that data is collected with."""
     out: Path | None = None
     """The result file to write; must not exist. null: evaluation.json in the run folder."""
-    preset: Literal["default", "paper", "reference"] = "default"
+    trace: Path | None = None
+    """Also store every plan (prompts, kept candidates, predicted states) in this .npz file."""
+    video: Path | None = None
+    """Also play one more episode, with the first seed, and record it: a .gif, or .mp4 with the video extra."""
+    preset: PresetName = "default"
     """Set of defaults for the search; flags override it."""
     device: str = "auto"
     """auto, cpu or cuda."""
@@ -43,6 +58,7 @@ class Evaluate:
         """Play and write the result; the episodes go beside it."""
         require(self.episodes >= 1, "--episodes must be at least 1", self.episodes)
         require(self.num_envs >= 1, "--num_envs must be at least 1", self.num_envs)
+        require(self.seed >= 0, "--seed must not be negative", self.seed)
         if self.run is None:
             raise ValueError("name the run folder to evaluate, for example: runs/train")
         device = device_of(self.device)
@@ -50,44 +66,95 @@ class Evaluate:
         env_id = self.env or model.metadata.get("env")
         if not isinstance(env_id, str):
             raise ValueError("the dataset of this run names no environment: give one with --env")
+        kind = self.plan or _default_plan(model)
+        traces: list[PlanTrace] = []
+        policy = PlanningPolicy(
+            model,
+            self.search,
+            objective_of(kind, model, self.search),
+            seed=self.seed,
+            on_plan=traces.append if self.trace else None,
+        )
         out = self.out or Path(self.run) / "evaluation.json"
-        routes = out.with_suffix(".npz")
-        policy = PlanningPolicy(model, self.search)
+        played = out.with_suffix(".npz")
+        if self.video is not None:
+            video_writer(self.video)  # a missing package is found out before anything is played
         started = time.perf_counter()
         envs = make_envs(env_id, min(self.num_envs, self.episodes))
         try:
             check_fit(model, env_id, space_dims(envs))
-            claim(out)
-            claim(routes)
-            with progress_bar() as bar:
-                task = bar.add_task("evaluating", total=self.episodes)
-
-                def count(episode: Episode) -> None:
-                    del episode
-                    bar.advance(task)
-
+            for path in (out, played, self.trace, self.video):
+                if path is not None:
+                    claim(path)
+            with _counting(self.episodes) as count:
                 episodes = rollout(envs, policy, num_episodes=self.episodes, seed=self.seed, on_episode=count)
         finally:
             envs.close()
         seconds = time.perf_counter() - started
-        metrics = episode_metrics(episodes)
-        save_npz(Dataset(tuple(episodes), {"env": env_id, "seed": self.seed, "policy": "planner"}), routes)
+        metrics = episode_metrics(episodes, references_of(env_id, model.metadata)) | latency_metrics(
+            policy.plan_seconds
+        )
+        save_npz(Dataset(tuple(episodes), {"env": env_id, "seed": self.seed, "policy": f"planner, {kind}"}), played)
         write_result(
             out,
-            name=f"evaluate {env_id}",
-            command=self._command(env_id),
+            name=f"evaluate {env_id} {kind}",
+            command=self._command(env_id, kind),
             device=device,
             seeds=[self.seed + index for index in range(self.episodes)],
             seconds=seconds,
             metrics=metrics,
-            details={"settings": {"env": env_id, "num_envs": self.num_envs, "search": asdict(self.search)}},
+            details={
+                "settings": {"env": env_id, "plan": kind, "num_envs": self.num_envs, "search": asdict(self.search)},
+                "returns": [episode.total_reward for episode in episodes],
+            },
         )
-        console.print(metrics_table(f"{env_id}, {self.episodes} episodes in {seconds:.0f} s", metrics))
-        console.print(f"wrote {out} and {routes}")
+        written = [out, played]
+        if self.trace is not None:
+            save_traces(self.trace, traces, model)
+            written.append(self.trace)
+        if self.video is not None:
+            record_video(self.video, env_id, policy, seed=self.seed)
+            written.append(self.video)
+        console.print(
+            metrics_table(f"{env_id}, planning for {kind}, {self.episodes} episodes in {seconds:.0f} s", metrics)
+        )
+        console.print(f"wrote {', '.join(map(str, written))}")
         return episodes
 
-    def _command(self, env_id: str) -> str:
+    def _command(self, env_id: str, kind: str) -> str:
         """The words that repeat this evaluation."""
-        words = f"tt evaluate {self.run} --env {env_id} --episodes {self.episodes} --seed {self.seed}"
+        words = f"tt evaluate {self.run} --env {env_id} --plan {kind} --episodes {self.episodes} --seed {self.seed}"
         changed = [(key, value) for key, value in asdict(self.search).items() if value != getattr(PlanConfig(), key)]
-        return words + "".join(f" --search.{key} {value}" for key, value in changed)
+        return words + "".join(f" --search.{key} {'null' if value is None else value}" for key, value in changed)
+
+
+def objective_of(kind: PlanKind, model: TrajectoryModel, config: PlanConfig) -> Objective | None:
+    """What candidates are ranked by; None for the most likely continuation."""
+    if kind == "goal" and not model.layout.goal_dim:
+        raise ValueError("--plan goal needs a model with a goal: train with --tokens.goal_dims")
+    if kind != "return":
+        return None
+    if not model.layout.rewards:
+        raise ValueError("--plan return needs a model with rewards: this run was trained with --tokens.rewards false")
+    discount = model.tokens.discount if config.discount is None else config.discount
+    return discounted_return(discount, value_includes_reward=model.tokens.value_includes_reward)
+
+
+def _default_plan(model: TrajectoryModel) -> PlanKind:
+    if model.layout.goal_dim:
+        return "goal"
+    return "return" if model.layout.rewards else "imitate"
+
+
+@contextmanager
+def _counting(episodes: int) -> Iterator[Callable[[Episode], None]]:
+    """A bar that counts finished episodes and shows their mean return."""
+    with progress_bar("mean") as bar:
+        task = bar.add_task("evaluating", total=episodes, mean="")
+        returns: list[float] = []
+
+        def count(episode: Episode) -> None:
+            returns.append(episode.total_reward)
+            bar.update(task, advance=1, mean=f"mean return {sum(returns) / len(returns):.4g}")
+
+        yield count

@@ -55,9 +55,10 @@ def parse(name: str, command: type[Command], words: Sequence[str]) -> Command:
     for field, text in command.positional.items():
         parser.add_argument(field, type=str | None, nargs="?", help=text)
     parser.add_class_arguments(command, None, skip=set(command.positional))
-    preset = _asked_preset(words)
-    if preset in PRESETS:
-        chosen = asdict(PRESETS[preset])
+    presets = {str(known): preset for known, preset in PRESETS.items()}
+    preset = presets.get(_asked_preset(words) or "")
+    if preset is not None:
+        chosen = asdict(preset)
         groups = {field.name for field in fields(command)} & set(_PRESET_GROUPS)
         defaults = {f"{group}.{key}": value for group in groups for key, value in chosen[_PRESET_GROUPS[group]].items()}
         parser.set_defaults(defaults)

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from trajectory_transformer.checkpoint import write_aside
 from trajectory_transformer.cli.console import claim, console, device_of, progress_bar
 from trajectory_transformer.cli.data import load_dataset
-from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
+from trajectory_transformer.config import ModelConfig, PresetName, TokenConfig, TrainConfig
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import tokenize
 from trajectory_transformer.training.train import Metrics, Trainer
@@ -40,7 +40,7 @@ class Train:
     """The run folder to write; must not exist."""
     resume: Path | None = None
     """Continue the run in this folder, with the dataset and settings it was started with."""
-    preset: Literal["default", "paper", "reference"] = "default"
+    preset: PresetName = "default"
     """Set of defaults for all settings below; flags override it."""
     device: str = "auto"
     """auto, cpu or cuda."""

@@ -104,7 +104,7 @@ class GPT(nn.Module):
         """Read prompts [E, L] once: the next token's logits [E, 1, V + 1] (None for L = 0) and their cache."""
         x = self._embed(tokens, 0)
         mask = self._mask(tokens.shape[1])
-        readable = self._readable(0, tokens.shape[1])
+        readable = self.readable(0, tokens.shape[1])
         keys, values = [], []
         for block in self.blocks:
             x, key, value = block(x, mask)
@@ -119,18 +119,16 @@ class GPT(nn.Module):
         """Read S more tokens of every candidate from position `start`: tokens [E, K, S] -> logits [E, K, V + 1]."""
         num_new = tokens.shape[2]
         x = self._embed(tokens, start)  # [E, K, S, width]
-        readable = self._readable(start, start + num_new)
+        readable = self.readable(start, start + num_new)
         # Of the new columns, a token sees those up to its own; all older ones are in its past.
         mask = None if num_new == 1 else self.mask[start : start + num_new, start : start + num_new][:, readable]
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             query, key, value = block.project(x)
-            own_keys, own_values = cache.write(layer, key[..., readable, :], value[..., readable, :])
-            attended = attend_cached(
-                query, cache.shared_keys[layer], cache.shared_values[layer], own_keys, own_values, mask
-            )
+            cache.write(layer, key[..., readable, :], value[..., readable, :])
+            attended = attend_one(query, cache, layer) if mask is None else attend_many(query, cache, layer, mask)
             x = block.finish(x, attended)
-        cache.advance(len(readable))
+        cache.advance()
         return self._logits_after(x[:, :, -1], start + num_new)
 
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
@@ -146,7 +144,7 @@ class GPT(nn.Module):
         """Which columns each row may read; None where plain causality says it all."""
         return self.mask[:length, :length] if self.layout.rewards else None
 
-    def _readable(self, start: int, end: int) -> list[int]:
+    def readable(self, start: int, end: int) -> list[int]:
         """Offsets, within a range of positions, of the tokens that later ones may read."""
         return [position - start for position in range(start, end) if not self.layout.is_value(position)]
 
@@ -168,28 +166,44 @@ class GPT(nn.Module):
         return functional.linear(self.norm(x), self.heads[self.layout.slot(num_read)])
 
 
-def attend_cached(
-    query: Tensor, shared_keys: Tensor, shared_values: Tensor, own_keys: Tensor, own_values: Tensor, mask: Tensor | None
-) -> Tensor:
-    """Attention over the shared and the own columns, as if they stood in one row.
+def attend_many(query: Tensor, cache: KVCache, layer: int, mask: Tensor) -> Tensor:
+    """Attention of S new tokens over shared and own columns: query [E, K, H, S, d], mask [S, last own columns].
 
-    query [E, K, H, S, d], shared [E, H, C, d], own [E, K, H, P, d], mask [S, last columns of P] -> [E, K, H, S, d].
+    A copy of the shared columns for each candidate costs little beside so many tokens.
     """
-    envs, candidates, heads, num_new, head_dim = query.shape
-    by_candidate = (envs, heads, candidates, num_new)
-    num_shared = shared_keys.shape[2]
-    query = query / math.sqrt(head_dim)
-    # All candidates of an environment meet the shared columns in one product, without a copy for each.
-    together = query.transpose(1, 2).flatten(2, 3)  # [E, H, K * S, d]
-    shared_scores = (together @ shared_keys.mT).view(*by_candidate, num_shared).transpose(1, 2)
-    own_scores = query @ own_keys.mT  # [E, K, H, S, P]
-    if mask is not None:
-        old = own_scores.shape[-1] - mask.shape[-1]
-        own_scores[..., old:].masked_fill_(~mask, -torch.inf)
-    weights = torch.cat([shared_scores, own_scores], dim=-1).softmax(dim=-1)
-    shared_weights = weights[..., :num_shared].transpose(1, 2).flatten(2, 3)
-    from_shared = (shared_weights @ shared_values).view(*by_candidate, head_dim).transpose(1, 2)
-    return from_shared + weights[..., num_shared:] @ own_values
+    sizes = (-1, query.shape[1], -1, -1, -1)
+    own_keys, own_values = cache.own(layer)
+    keys = torch.cat([cache.shared_keys[layer].mT[:, None].expand(sizes), own_keys], dim=3)
+    values = torch.cat([cache.shared_values[layer][:, None].expand(sizes), own_values], dim=3)
+    old = mask.new_ones(len(mask), keys.shape[3] - mask.shape[1])
+    attended = functional.scaled_dot_product_attention(
+        query.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), attn_mask=torch.cat([old, mask], dim=1)
+    )
+    return attended.view(query.shape)
+
+
+def attend_one(query: Tensor, cache: KVCache, layer: int) -> Tensor:
+    """Attention of one new token over shared and own columns: query [E, K, H, 1, d] -> the same.
+
+    All candidates of an environment meet the shared columns in one product, without a copy for each. What they find
+    there then stands among each one's own columns as a single one, with the weight of them all: the same softmax.
+    """
+    bias = None
+    if cache.num_shared:
+        together = query[..., 0, :].transpose(1, 2) / math.sqrt(query.shape[-1])  # [E, H, K, d]
+        scores = together @ cache.shared_keys[layer]  # [E, H, K, C]
+        found = scores.softmax(dim=-1) @ cache.shared_values[layer]
+        cache.write_summary(layer, found.transpose(1, 2))
+        weight = scores.logsumexp(dim=-1).transpose(1, 2)  # [E, K, H]
+    keys, values = cache.own(layer, with_summary=cache.num_shared > 0)
+    if cache.num_shared:
+        bias = query.new_zeros(*query.shape[:4], keys.shape[3])
+        bias[..., 0, 0] = weight
+        bias = bias.flatten(0, 1)
+    attended = functional.scaled_dot_product_attention(
+        query.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), attn_mask=bias
+    )
+    return attended.view(query.shape)
 
 
 def _initialize(module: nn.Module) -> None:

@@ -34,7 +34,7 @@ class TrajectoryModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             gpt = GPT(layout, tokens.num_bins, model)
-        return cls(gpt, fit_discretizer(dataset, tokens), tokens, dict(dataset.metadata))
+        return cls(gpt.eval(), fit_discretizer(dataset, tokens), tokens, dict(dataset.metadata))
 
     @property
     def layout(self) -> TokenLayout:
@@ -75,6 +75,9 @@ class TrajectoryModel:
             discretizer = Discretizer(edges, tensors.pop(_VALUES).numpy())
             gpt.load_state_dict({name.removeprefix("gpt."): value for name, value in tensors.items()})
             metadata = description["metadata"]
+            bins = (layout.size, tokens.num_bins)
+            if len(goal_dims) != layout.goal_dim or len(edges) != layout.size or discretizer.values.shape != bins:
+                raise ValueError(f"the layout needs {layout.size} slots of {tokens.num_bins} bins")
         except (KeyError, TypeError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"{folder}: weights and description do not fit each other ({reason})") from error

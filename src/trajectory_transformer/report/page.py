@@ -72,7 +72,7 @@ def _picture(path: Path) -> str:
 def _metrics(metrics: Mapping[str, float]) -> str:
     rows = ["<tr><th>metric</th><th>mean</th><th>standard error</th><th>n</th></tr>"]
     for name, value in metrics.items():
-        if name.endswith(("_stderr", "_n")):
+        if name.endswith(("_stderr", "_n", "_low", "_high")):
             continue
         cells = [value, metrics.get(f"{name}_stderr"), metrics.get(f"{name}_n")]
         numbers = "".join(f"<td class='number'>{'' if cell is None else format(cell, '.4g')}</td>" for cell in cells)

@@ -1,6 +1,7 @@
 """Figures from results."""
 
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 
 from trajectory_transformer.data.episode import Episode
 from trajectory_transformer.envs.four_rooms import WALLS
+from trajectory_transformer.search.predict import Prediction
 
 TIME_COLORS = "viridis"
 
@@ -68,4 +70,30 @@ def loss_figure(metrics: Path) -> Figure:
     panel.set(xlabel="step", ylabel="cross-entropy (nats)", title="Training")
     panel.legend(frameon=False)
     panel.grid(alpha=0.3)
+    return figure
+
+
+def prediction_figure(prediction: Prediction, episode: Episode, *, start: int, dims: Sequence[int]) -> Figure:
+    """Recorded observations against sampled futures: the median and bands of half and nine tenths of the samples."""
+    figure = Figure(figsize=(8, 1.8 * len(dims) + 0.6), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(len(dims), 1, sharex=True))
+    horizon = prediction.observations.shape[1]
+    steps = np.arange(start + 1, start + 1 + horizon)
+    first = max(start - horizon // 4, 0)
+    past = np.arange(first, min(start + horizon + 1, len(episode.observations)))
+    for panel, dim in zip(panels, dims, strict=True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # steps where every future has ended have no quantiles
+            low, lower, middle, upper, high = np.nanquantile(
+                prediction.observations[..., dim], [0.05, 0.25, 0.5, 0.75, 0.95], axis=0
+            )
+        panel.fill_between(steps, low, high, color="tab:blue", alpha=0.15, linewidth=0, label="90 % of futures")
+        panel.fill_between(steps, lower, upper, color="tab:blue", alpha=0.3, linewidth=0, label="50 %")
+        panel.plot(steps, middle, color="tab:blue", label="median")
+        panel.plot(past, episode.observations[past, dim], color="black", linewidth=1.2, label="recorded")
+        panel.axvline(start, color="gray", linestyle=":")
+        panel.set_ylabel(f"observation {dim}")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
+    panels[-1].set_xlabel("step of the episode")
     return figure

@@ -1,11 +1,36 @@
-"""Beam search over any decoder: expand, score, keep."""
+"""Beam search over any decoder: expand, score, keep. The objective alone decides what a candidate is worth."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trajectory_transformer.model.decoders import Decoder
+from trajectory_transformer.config import PlanConfig
+from trajectory_transformer.model.decoders import Decoder, Run
+from trajectory_transformer.model.sampling import (
+    Estimate,
+    Noise,
+    Sampler,
+    expected_value,
+    percentile_value,
+    sampled_value,
+)
+from trajectory_transformer.tokens.layout import TokenLayout
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Partial plans of h transitions, the last without its next state."""
+
+    tokens: Tensor  # [E, K, n], from the first action on
+    log_prob: Tensor  # [E, K], of all these tokens under the model
+    rewards: Tensor  # [E, K, h], predicted; 0 after a predicted end. h = 0 without reward slots
+    value: Tensor  # [E, K], predicted return that follows the last transition; 0 after a predicted end
+
+
+Objective = Callable[[Candidates], Tensor]
+"""Worth of every candidate [E, K], larger is better."""
 
 
 @dataclass(frozen=True)
@@ -42,3 +67,75 @@ def likelihood_search(
         decoder.select(chosen // vocabulary)
         decoder.append(chosen % vocabulary)
     return Plan(tokens=decoder.tokens, scores=log_prob)
+
+
+def beam_search(
+    decoder: Decoder,
+    prompt: Tensor,
+    objective: Objective,
+    *,
+    layout: TokenLayout,
+    values: Tensor,
+    config: PlanConfig,
+    noise: Noise,
+) -> Plan:
+    """Search over sampled transitions: prompt [E, L] ending in a state, values [D, V] of the bins -> Plan.
+
+    Each step samples `expansion` actions for every candidate (with reward and return-to-go where the layout has them),
+    keeps the `beam_width` that the objective likes best, and samples their next states. Once a candidate has drawn a
+    stop token the task is over for it: it earns nothing more.
+    """
+    envs, width, vocabulary = prompt.shape[0], config.beam_width, values.shape[1] + 1
+    crowd = width * config.expansion
+    act = Sampler(config.temperature, config.action_top_k, config.action_nucleus)
+    observe = Sampler(config.temperature, config.observation_top_k, config.observation_nucleus)
+    judge = Sampler(config.temperature)
+    estimate = make_estimate(config)
+    stop = values.shape[1]
+
+    decoder.begin(prompt, max_candidates=crowd, max_new=config.horizon * layout.size - layout.observation_dim)
+    parents = torch.zeros(envs, crowd, dtype=torch.long, device=prompt.device)  # all from the prompt
+    log_prob = torch.zeros(envs, 1, device=prompt.device)
+    rewards = torch.zeros(envs, 1, 0, device=prompt.device)
+    ended = torch.zeros(envs, 1, dtype=torch.bool, device=prompt.device)
+    scores = log_prob
+    for step in range(config.horizon):
+        decoder.select(parents)
+        log_prob, rewards, ended = (_pick(part, parents) for part in (log_prob, rewards, ended))
+        # The first action is certain to be taken: whoever plans knows that the episode goes on.
+        gumbel = noise.gumbel(crowd, layout.action_dim, vocabulary)
+        actions = decoder.extend(Run(layout.action_dim, act, gumbel, allow_stop=step > 0))
+        log_prob = log_prob + actions.log_prob.sum(dim=-1)
+        ended = ended | (actions.tokens == stop).any(dim=-1)
+        value = torch.zeros_like(log_prob)
+        if layout.rewards:
+            gumbel = noise.gumbel(crowd, 2, vocabulary)
+            judged = decoder.extend(Run(2, judge, gumbel, values=values[layout.reward :], estimate=estimate))
+            assert judged.worth is not None
+            log_prob = log_prob + judged.log_prob.sum(dim=-1)
+            earned = judged.worth.masked_fill(ended[..., None], 0.0)
+            rewards = torch.cat([rewards, earned[..., :1]], dim=-1)
+            value = earned[..., 1]
+        scores = objective(Candidates(decoder.tokens, log_prob, rewards, value))
+        scores, kept = scores.topk(width, dim=1)
+        decoder.select(kept)
+        log_prob, rewards, ended = (_pick(part, kept) for part in (log_prob, rewards, ended))
+        if step + 1 < config.horizon:
+            gumbel = noise.gumbel(width, layout.observation_dim, vocabulary)
+            states = decoder.extend(Run(layout.observation_dim, observe, gumbel))
+            log_prob = log_prob + states.log_prob.sum(dim=-1)
+            ended = ended | (states.tokens == stop).any(dim=-1)
+            parents = torch.arange(width, device=prompt.device).repeat_interleave(config.expansion).expand(envs, -1)
+    return Plan(tokens=decoder.tokens, scores=scores)
+
+
+def make_estimate(config: PlanConfig) -> Estimate:
+    """How predicted rewards and values are summed up."""
+    if config.estimate == "percentile":
+        return percentile_value(config.percentile)
+    return {"mean": expected_value, "sampled": sampled_value}[config.estimate]
+
+
+def _pick(part: Tensor, rows: Tensor) -> Tensor:
+    """Rows of every environment: part [E, K, ...], rows [E, K'] -> [E, K', ...]."""
+    return part[torch.arange(rows.shape[0], device=rows.device)[:, None], rows]

@@ -6,22 +6,26 @@ from torch import Tensor
 
 from trajectory_transformer.model.decoders.cached import CachedDecoder
 from trajectory_transformer.model.decoders.naive import NaiveDecoder
+from trajectory_transformer.model.decoders.stepwise import Extension, Run
 from trajectory_transformer.model.gpt import GPT
 
-__all__ = ["DECODERS", "CachedDecoder", "Decoder", "NaiveDecoder", "make_decoder"]
+__all__ = ["DECODERS", "CachedDecoder", "Decoder", "Extension", "NaiveDecoder", "Run", "make_decoder"]
 
 
 class Decoder(Protocol):
-    """Candidates of E environments and the distribution of each one's next token.
+    """Candidates of E environments and what may follow each.
 
     Every prompt of one search has the same length. A search starts with one candidate per environment, the prompt.
     """
+
+    tokens: Tensor
+    """Tokens added so far [E, K, n]."""
 
     def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int) -> None:
         """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates."""
 
     def logits(self) -> Tensor:
-        """Logits of every candidate's next token [E, K, V + 1]."""
+        """Logits of every candidate's next token [E, K, V + 1]; may be asked for once per token."""
 
     def append(self, tokens: Tensor) -> None:
         """Add one token to every candidate: tokens [E, K]."""
@@ -29,9 +33,8 @@ class Decoder(Protocol):
     def select(self, parents: Tensor) -> None:
         """Replace the candidates by copies of themselves: parents [E, K'] numbers the old ones."""
 
-    @property
-    def tokens(self) -> Tensor:
-        """Tokens added so far [E, K, n]."""
+    def extend(self, run: Run) -> Extension:
+        """Add a run of slots to every candidate: between two selections they are independent."""
 
 
 DECODERS: dict[str, type[NaiveDecoder] | type[CachedDecoder]] = {"cached": CachedDecoder, "naive": NaiveDecoder}

@@ -1,0 +1,170 @@
+"""How long a plan takes: every decoder in one run, at the sizes of a locomotion task.
+
+    python benchmarks/plan_latency.py [--quick] [--device cpu] [--out results/planning/plan_latency_cpu.json]
+
+Ratios are measured side by side in one run. `cached_speedup` is where context and horizon fit the model's window,
+`cached_speedup_sliding` where the window slides. Random weights: time does not depend on them.
+"""
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trajectory_transformer.config import ModelConfig, PlanConfig
+from trajectory_transformer.model.decoders import make_decoder
+from trajectory_transformer.model.gpt import GPT
+from trajectory_transformer.model.sampling import Noise
+from trajectory_transformer.results import write_result
+from trajectory_transformer.search.beam import beam_search
+from trajectory_transformer.search.objectives import discounted_return
+from trajectory_transformer.tokens.layout import TokenLayout
+
+HOPPER = TokenLayout(goal_dim=0, observation_dim=11, action_dim=3, rewards=True)
+NUM_BINS = 100
+
+
+def make_gpt(window: int, device: torch.device) -> GPT:
+    """The paper's model with random weights, big enough to tell tokens apart."""
+    torch.manual_seed(0)
+    gpt = GPT(HOPPER, NUM_BINS, ModelConfig(window=window, dropout=0.0)).eval().to(device)
+    torch.nn.init.normal_(gpt.token_embedding.weight)
+    return gpt
+
+
+def planner(gpt: GPT, decoder_name: str, config: PlanConfig, device: torch.device) -> Callable[[], torch.Tensor]:
+    """A function that makes one plan and brings its first action back."""
+    generator = torch.Generator().manual_seed(1)
+    length = HOPPER.length(config.context) + HOPPER.observation_dim
+    prompt = torch.randint(NUM_BINS, (1, length), generator=generator).to(device)
+    values = torch.linspace(-1, 1, NUM_BINS).expand(HOPPER.size, -1).contiguous().to(device)
+    decoder = make_decoder(decoder_name, gpt, config.window)
+
+    def plan() -> torch.Tensor:
+        noise = Noise([7], device)
+        best = beam_search(
+            decoder, prompt, discounted_return(0.99), layout=HOPPER, values=values, config=config, noise=noise
+        ).best
+        return best.cpu()
+
+    return plan
+
+
+def seconds_of(plan: Callable[[], torch.Tensor], repeats: int) -> list[float]:
+    """Wall time of repeated plans."""
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        plan()
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def phase_shares(gpt: GPT, config: PlanConfig, device: torch.device) -> dict[str, float]:
+    """Where the time of a cached plan goes, in percent: token steps, reading anew, selections, the rest."""
+    spent = {"steps": 0.0, "refill": 0.0, "select": 0.0}
+    decoder = make_decoder("cached", gpt, config.window)
+    model_extend, model_prefill, select = gpt.extend, gpt.prefill, decoder.select
+
+    def timed(kind: str, function: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **named: object) -> object:
+            started = time.perf_counter()
+            result = function(*arguments, **named)
+            many = kind == "steps" and isinstance(arguments[0], torch.Tensor) and arguments[0].shape[2] > 1
+            spent["refill" if many else kind] += time.perf_counter() - started
+            return result
+
+        return call
+
+    gpt.extend = timed("steps", model_extend)  # type: ignore[method-assign, assignment]
+    gpt.prefill = timed("refill", model_prefill)  # type: ignore[method-assign, assignment]
+    decoder.select = timed("select", select)  # type: ignore[method-assign, assignment]
+    try:
+        prompt = torch.randint(NUM_BINS, (1, HOPPER.length(config.context) + HOPPER.observation_dim)).to(device)
+        values = torch.linspace(-1, 1, NUM_BINS).expand(HOPPER.size, -1).contiguous().to(device)
+        started = time.perf_counter()
+        for _ in range(3):
+            beam_search(
+                decoder,
+                prompt,
+                discounted_return(0.99),
+                layout=HOPPER,
+                values=values,
+                config=config,
+                noise=Noise([7], device),
+            )
+        total = time.perf_counter() - started
+    finally:
+        gpt.extend, gpt.prefill = model_extend, model_prefill  # type: ignore[method-assign]
+    return {**{kind: 100 * part / total for kind, part in spent.items()}, "rest": 100 * (1 - sum(spent.values()) / total)}
+
+
+def main() -> None:
+    """Measure and write the result file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats and horizons, under a minute")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    started = time.perf_counter()
+    repeats, naive_repeats = (5, 1) if options.quick else (11, 3)
+    base = PlanConfig(beam_width=32, expansion=2, horizon=5, context=4)
+    settings = {"": (make_gpt(9, device), base), "_sliding": (make_gpt(10, device), replace(base, window=5))}
+    metrics: dict[str, float] = {}
+    print(f"{'':>10} {'naive ms':>10} {'cached ms':>10} {'speed-up':>9}   steps  refill  select    rest (% of a cached plan)")
+    for suffix, (gpt, config) in settings.items():
+        naive, cached = (planner(gpt, name, config, device) for name in ("naive", "cached"))
+        same = bool((naive() == cached()).all())  # also warms both up
+        naive_times: list[float] = []
+        cached_times: list[float] = []
+        for _ in range(naive_repeats):  # in turn, so that a disturbance hits both
+            naive_times += seconds_of(naive, 1)
+            cached_times += seconds_of(cached, max(repeats // naive_repeats, 1))
+        slow, fast = float(np.median(naive_times)), float(np.median(cached_times))
+        shares = phase_shares(gpt, config, device)
+        metrics |= {
+            f"naive_ms{suffix}": 1000 * slow,
+            f"cached_ms{suffix}": 1000 * fast,
+            f"cached_speedup{suffix}": slow / fast,
+            f"same_plan{suffix}": float(same),
+            **{f"share_{kind}{suffix}": part for kind, part in shares.items()},
+        }
+        parts = "".join(f"{shares[kind]:8.1f}" for kind in ("steps", "refill", "select", "rest"))
+        print(f"{suffix or 'fits':>10} {1000 * slow:10.0f} {1000 * fast:10.1f} {slow / fast:8.1f}x {parts}")
+    horizons = (5, 20) if options.quick else (5, 10, 15, 20)
+    wide = make_gpt(25, device)
+    for suffix, gpt, window in (("", wide, None), ("_sliding", settings["_sliding"][0], 5)):
+        plans = {h: planner(gpt, "cached", replace(base, horizon=h, window=window), device) for h in horizons}
+        times: dict[int, list[float]] = {h: [] for h in horizons}
+        for _ in range(max(repeats // 2, 2)):
+            for horizon, plan in plans.items():
+                times[horizon] += seconds_of(plan, 1)
+        per_step = {h: float(np.median(values)) / h for h, values in times.items()}
+        for horizon, cost in per_step.items():
+            metrics[f"cached_ms_horizon_{horizon}{suffix}"] = 1000 * cost * horizon
+        metrics[f"cost_per_step_20_over_5{suffix}"] = per_step[20] / per_step[5]
+        shown = ", ".join(f"{h}: {1000 * cost:.1f}" for h, cost in per_step.items())
+        print(f"ms per planned transition by horizon{suffix or ', nothing slides'}: {shown}")
+    if options.out is not None:
+        write_result(
+            options.out,
+            name="plan_latency",
+            command="python " + shlex.join(sys.argv),
+            device=device,
+            seeds=[0, 1, 7],
+            seconds=time.perf_counter() - started,
+            metrics=metrics,
+            details={"settings": {"layout": "11 + 3 + 2", "beam_width": 32, "expansion": 2, "context": 4, "float": 32}},
+        )
+        print(f"wrote {options.out}")
+
+
+if __name__ == "__main__":
+    main()
