@@ -82,8 +82,9 @@ def beam_search(
     """Search over sampled transitions: prompt [E, L] ending in a state, values [D, V] of the bins -> Plan.
 
     Each step samples `expansion` actions for every candidate (with reward and return-to-go where the layout has them),
-    keeps the `beam_width` that the objective likes best, and samples their next states. Once a candidate has drawn a
-    stop token the task is over for it: it earns nothing more.
+    keeps the `beam_width` that the objective likes best, and samples their next states. A candidate drawn twice is kept
+    twice only where there are too few others: copies of one good start must not crowd out what pays later. Once a
+    candidate has drawn a stop token the task is over for it: it earns nothing more.
     """
     envs, width, vocabulary = prompt.shape[0], config.beam_width, values.shape[1] + 1
     crowd = width * config.expansion
@@ -98,15 +99,17 @@ def beam_search(
     log_prob = torch.zeros(envs, 1, device=prompt.device)
     rewards = torch.zeros(envs, 1, 0, device=prompt.device)
     ended = torch.zeros(envs, 1, dtype=torch.bool, device=prompt.device)
+    identity = torch.zeros(envs, 1, dtype=torch.long, device=prompt.device)
     scores = log_prob
     for step in range(config.horizon):
         decoder.select(parents)
-        log_prob, rewards, ended = (_pick(part, parents) for part in (log_prob, rewards, ended))
+        log_prob, rewards, ended, identity = (_pick(part, parents) for part in (log_prob, rewards, ended, identity))
         # The first action is certain to be taken: whoever plans knows that the episode goes on.
         gumbel = noise.gumbel(crowd, layout.action_dim, vocabulary)
         actions = decoder.extend(Run(layout.action_dim, act, gumbel, allow_stop=step > 0))
         log_prob = log_prob + actions.log_prob.sum(dim=-1)
         ended = ended | (actions.tokens == stop).any(dim=-1)
+        identity = _identify(identity, actions.tokens)
         value = torch.zeros_like(log_prob)
         if layout.rewards:
             gumbel = noise.gumbel(crowd, 2, vocabulary)
@@ -116,15 +119,21 @@ def beam_search(
             earned = judged.worth.masked_fill(ended[..., None], 0.0)
             rewards = torch.cat([rewards, earned[..., :1]], dim=-1)
             value = earned[..., 1]
-        scores = objective(Candidates(decoder.tokens, log_prob, rewards, value))
-        scores, kept = scores.topk(width, dim=1)
+        scores = objective(Candidates(decoder.tokens, log_prob, rewards, value))  # [E, crowd]
+        rank = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        if step + 1 < config.horizon:
+            rank = rank + crowd * _repeated(identity, rank)
+        kept = rank.argsort(dim=1)[:, :width]
         decoder.select(kept)
-        log_prob, rewards, ended = (_pick(part, kept) for part in (log_prob, rewards, ended))
+        scores, log_prob, rewards, ended, identity = (
+            _pick(part, kept) for part in (scores, log_prob, rewards, ended, identity)
+        )
         if step + 1 < config.horizon:
             gumbel = noise.gumbel(width, layout.observation_dim, vocabulary)
             states = decoder.extend(Run(layout.observation_dim, observe, gumbel))
             log_prob = log_prob + states.log_prob.sum(dim=-1)
             ended = ended | (states.tokens == stop).any(dim=-1)
+            identity = _identify(identity, states.tokens)
             parents = torch.arange(width, device=prompt.device).repeat_interleave(config.expansion).expand(envs, -1)
     return Plan(tokens=decoder.tokens, scores=scores)
 
@@ -134,6 +143,23 @@ def make_estimate(config: PlanConfig) -> Estimate:
     if config.estimate == "percentile":
         return percentile_value(config.percentile)
     return {"mean": expected_value, "sampled": sampled_value}[config.estimate]
+
+
+def _identify(identity: Tensor, tokens: Tensor) -> Tensor:
+    """Numbers that tell candidates apart, from those of their parents [E, K] and the tokens added [E, K, S]."""
+    for column in tokens.unbind(dim=-1):
+        identity = identity * 6364136223846793005 + column + 1442695040888963407  # wraps round, as a hash may
+    return identity
+
+
+def _repeated(identity: Tensor, rank: Tensor) -> Tensor:
+    """Which candidates are copies of one that ranks before them: identity, rank [E, K] -> [E, K], 0 or 1."""
+    by_rank = rank.argsort(dim=1)
+    order = by_rank.gather(1, identity.gather(1, by_rank).argsort(dim=1, stable=True))  # alike side by side, best first
+    ordered = identity.gather(1, order)
+    same = torch.zeros_like(ordered)
+    same[:, 1:] = (ordered[:, 1:] == ordered[:, :-1]).long()
+    return torch.zeros_like(same).scatter(1, order, same)
 
 
 def _pick(part: Tensor, rows: Tensor) -> Tensor:

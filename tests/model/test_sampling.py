@@ -1,0 +1,95 @@
+"""Filters and expectations by hand."""
+
+import pytest
+import torch
+
+from trajectory_transformer.model.sampling import (
+    Noise,
+    Sampler,
+    expected_value,
+    keep_nucleus,
+    keep_top,
+    percentile_value,
+    sampled_value,
+    stream_seed,
+)
+
+
+def logits_of(*probabilities: float) -> torch.Tensor:
+    """Logits of a distribution, off by a constant as a model's are."""
+    return torch.tensor(probabilities, dtype=torch.float64).log() + 3.0
+
+
+@pytest.mark.parametrize(
+    ("mass", "kept"),
+    [
+        (1.0, [True, True, True, True]),
+        (0.96, [True, True, True, True]),  # the least likely has 0.05, more than the 0.04 that may go
+        (0.9, [False, True, True, True]),  # 0.05 may go, 0.05 + 0.15 may not
+        (0.6, [False, True, False, True]),  # 0.05 + 0.15 may go, 0.05 + 0.15 + 0.3 may not
+        (0.4, [False, True, False, False]),  # 0.05 + 0.15 + 0.3 may go
+        (0.0, [False, True, False, False]),  # the most likely always stays
+    ],
+)
+def test_the_nucleus_drops_the_least_likely_up_to_the_mass_left_over(mass: float, kept: list[bool]) -> None:
+    logits = logits_of(0.05, 0.5, 0.15, 0.3)
+    filtered = keep_nucleus(logits, mass)
+    assert filtered.isfinite().tolist() == kept
+    assert torch.equal(filtered[filtered.isfinite()], logits[torch.tensor(kept)])  # what is kept is unchanged
+    assert (filtered[~filtered.isfinite()] == -torch.inf).all()
+
+
+def test_the_nucleus_is_taken_row_by_row() -> None:
+    rows = torch.stack([logits_of(0.7, 0.2, 0.1), logits_of(0.1, 0.2, 0.7), logits_of(0.25, 0.35, 0.4)])
+    kept = keep_nucleus(rows[None], 0.5).isfinite()
+    assert kept.tolist() == [[[True, False, False], [False, False, True], [False, True, True]]]
+
+
+def test_an_expectation_counts_the_stop_token_as_zero() -> None:
+    logits = torch.stack([logits_of(0.2, 0.3, 0.5), logits_of(0.9, 0.1, 1e-300)])
+    values = torch.tensor([10.0, -20.0], dtype=torch.float64)
+    torch.testing.assert_close(expected_value(logits, values), torch.tensor([-4.0, 7.0], dtype=torch.float64))
+
+
+def test_an_expectation_keeps_leading_dimensions() -> None:
+    assert expected_value(torch.zeros(2, 3, 5), torch.ones(4)).tolist() == [[pytest.approx(0.8)] * 3] * 2
+
+
+def test_top_k_keeps_the_most_likely() -> None:
+    kept = keep_top(torch.tensor([[0.0, 3.0, 1.0, 2.0]]), 2)
+    assert kept.isfinite().tolist() == [[False, True, False, True]]
+
+
+def test_gumbel_noise_draws_by_probability_and_filters_first() -> None:
+    probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    noise = Noise([0], torch.device("cpu")).gumbel(40_000, 4)[0]
+    logits = probs.log().expand(40_000, -1)
+    shares = torch.bincount(Sampler().draw(logits, noise), minlength=4) / 40_000
+    torch.testing.assert_close(shares, probs, atol=0.01, rtol=0)
+    top = torch.bincount(Sampler(top_k=2).draw(logits, noise), minlength=4) / 40_000
+    torch.testing.assert_close(top, torch.tensor([0.625, 0.375, 0, 0]), atol=0.01, rtol=0)
+    sharp = torch.bincount(Sampler(temperature=0.5).draw(logits, noise), minlength=4) / 40_000
+    torch.testing.assert_close(sharp, probs**2 / (probs**2).sum(), atol=0.01, rtol=0)
+    assert Sampler(nucleus=0.4).draw(logits, noise).eq(0).all()
+    assert Sampler().draw(logits, None).eq(0).all()
+
+
+def test_noise_of_a_stream_is_a_function_of_its_seed_alone() -> None:
+    device = torch.device("cpu")
+    together, alone = Noise([3, 4], device), Noise([4], device)
+    for _ in range(2):
+        assert torch.equal(together.gumbel(2, 3)[1], alone.gumbel(2, 3)[0])
+    assert stream_seed(1, 2) == stream_seed(1, 2) != stream_seed(2, 1)
+
+
+def test_percentiles_and_samples_count_the_stop_token_as_zero() -> None:
+    logits = torch.tensor([0.4, 0.3, 0.1, 0.2]).log()
+    values = torch.tensor([-5.0, 1.0, 7.0])
+    # In order: -5 (0.4), 0 for the stop token (0.2), 1 (0.3), 7 (0.1).
+    assert [float(percentile_value(share)(logits, values, torch.tensor(0))) for share in (0.3, 0.5, 0.8, 0.95)] == [
+        -5.0,
+        0.0,
+        1.0,
+        7.0,
+    ]
+    assert sampled_value(logits, values, torch.tensor([2, 3, 0])).tolist() == [7.0, 0.0, -5.0]
