@@ -1,24 +1,24 @@
 """Rank plans by your own idea of worth: return, less a price for abrupt actions.
 
-    python examples/custom_objective.py RUN        (a run trained with rewards, for example on Pendulum-v1)
+python examples/custom_objective.py RUN [STEPS]        (a run trained with rewards, for example on Pendulum-v1)
 """
 
 import sys
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import torch
 from torch import Tensor
 
 from trajectory_transformer import (
     Candidates,
+    Controller,
     Objective,
     PlanConfig,
     PlanningPolicy,
     TrajectoryModel,
     discounted_return,
-    make_envs,
-    rollout,
 )
 
 
@@ -42,12 +42,19 @@ def gentle_return(model: TrajectoryModel, price: float) -> Objective:
 def main() -> None:
     """Compare how abruptly the two planners act."""
     model = TrajectoryModel.load(Path(sys.argv[1]))
+    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 200
     config = PlanConfig(beam_width=16, horizon=4)
     for name, price in (("return alone", 0.0), ("gentle", 1.0)):
-        policy = PlanningPolicy(model, config, gentle_return(model, price))
-        (episode,) = rollout(make_envs(str(model.metadata["env"]), 1), policy, num_episodes=1, seed=0)
-        change = np.abs(np.diff(episode.actions, axis=0)).mean()
-        print(f"{name}: return {episode.total_reward:.0f}, mean change of action {change:.3f}")
+        controller = Controller(PlanningPolicy(model, config, gentle_return(model, price)))
+        env = gymnasium.make(str(model.metadata["env"]))
+        observation, _ = env.reset(seed=0)
+        rewards, actions = [0.0], []
+        for _ in range(steps):
+            actions.append(controller.act(observation, reward=rewards[-1]))
+            observation, reward, *_ = env.step(actions[-1])
+            rewards.append(float(reward))
+        change = np.abs(np.diff(actions, axis=0)).mean()
+        print(f"{name}: return {sum(rewards):.0f}, mean change of action {change:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Control without Gymnasium: any loop that can read a state and send an action.
 
-    python examples/own_loop.py RUN        (a run of `tt demo`)
+python examples/own_loop.py RUN        (a run of `tt demo`)
 """
 
 import sys
