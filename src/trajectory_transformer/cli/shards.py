@@ -28,19 +28,22 @@ def _digest(path: Path) -> str:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_or_build(folder: Path, dataset: str | None, tokens: TokenConfig) -> Shards:
+def open_or_build(folder: Path, dataset: str | None, tokens: TokenConfig, source: str | None = None) -> Shards:
     """The tokens of a dataset in a folder, made now if it is not there, refused if it holds others.
 
-    Without a dataset the folder speaks for itself, and settings left at their defaults are its own.
+    Without a dataset the folder speaks for itself, and settings left at their defaults are its own. A run that goes on
+    says by `source` what it was made from; its dataset may be gone.
     """
     if folder.exists() and any(folder.iterdir()):
         shards = open_shards(folder)
-        source = shards.source if dataset is None else identity(dataset)
+        goes_on = source is not None
+        source = source or (shards.source if dataset is None else identity(dataset))
         if shards.source != source:
             raise ValueError(
-                f"{folder} holds tokens of other data than {dataset}; choose another folder with --shards or remove it"
+                f"{folder} holds tokens of other data than {dataset or 'this run'}; "
+                "choose another folder with --shards or remove it"
             )
-        if dataset is not None or tokens != TokenConfig():
+        if goes_on or dataset is not None or tokens != TokenConfig():
             _check(folder, shards.tokens, tokens)
         return shards
     if dataset is None:

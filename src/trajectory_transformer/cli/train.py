@@ -19,6 +19,7 @@ from trajectory_transformer.cli.metrics import JsonLines, MetricsWriter, TensorB
 from trajectory_transformer.cli.shards import identity, open_or_build
 from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.tokens.shards import open_shards
 from trajectory_transformer.tokens.windows import tokenize
 from trajectory_transformer.training.parallel import World, joined
 from trajectory_transformer.training.train import Trainer
@@ -58,22 +59,10 @@ class Train:
         """Train to the end; returns the run folder."""
         if self.tensorboard:
             summary_writer()  # a missing package is found out before anything is written
-        run = self if self.resume is None else self._stored(self.resume)
-        if self.resume is None and run.shards is None and run.dataset is None:
-            load_dataset(None)  # says what to name
         with joined(device_of(self.device)) as (world, device):
             console.quiet = not world.leads
-            if not world.leads:
-                world.wait()  # the first process goes first: it alone makes files, and it alone complains
-            elif self.resume is None:
-                claim(run.out)
-            trainer = run._trainer(device, world)
-            if self.resume is not None:
-                trainer.load(run.out / RESUME)
-                console.print(f"continuing {run.out} at step {trainer.step} of {trainer.total_steps}")
-            if world.leads:
-                run._start(trainer) if self.resume is None else trainer.model.save(run.out)
-                world.wait()
+            with world.first_alone(device):
+                run, trainer = self._prepare(device, world)
             parameters = sum(parameter.numel() for parameter in trainer.model.gpt.parameters())
             console.print(
                 f"training {parameters:,} parameters on {trainer.data.num_windows:,} windows of {run.model.window} "
@@ -84,14 +73,31 @@ class Train:
             console.print(f"wrote {run.out}")
         return run.out
 
-    def _trainer(self, device: torch.device, world: World) -> Trainer:
+    def _prepare(self, device: torch.device, world: World) -> tuple["Train", Trainer]:
+        """A run at the step it stands at, its folder in place."""
+        if self.resume is not None:
+            run, source = self._stored(self.resume)
+            trainer = run._trainer(device, world, source)
+            trainer.load(run.out / RESUME)
+            console.print(f"continuing {run.out} at step {trainer.step} of {trainer.total_steps}")
+            if world.leads:
+                trainer.model.save(run.out)  # a kill may have come between the two files of the last save
+            return run, trainer
+        if world.leads:
+            claim(self.out)
+        trainer = self._trainer(device, world)
+        if world.leads:
+            self._start(trainer)
+        return self, trainer
+
+    def _trainer(self, device: torch.device, world: World, source: str | None = None) -> Trainer:
         """Model and data at step 0."""
         if self.shards is None:
             dataset = load_dataset(self.dataset)
             model = TrajectoryModel.create(dataset, self.tokens, self.model, seed=self.train.seed)
             data = tokenize(dataset, model.discretizer, model.layout, self.tokens).to(device)
         else:
-            shards = open_or_build(self.shards, self.dataset, self.tokens)
+            shards = open_or_build(self.shards, self.dataset, self.tokens, source)
             model = TrajectoryModel.build(
                 shards.layout, shards.discretizer, shards.tokens, self.model, shards.metadata, seed=self.train.seed
             )
@@ -104,10 +110,11 @@ class Train:
         aside = self.out.with_name(self.out.name + ".partial")
         claim(aside, overwrite=True)  # of a process that was killed
         aside.mkdir(parents=True)
+        source = None if self.shards is None else open_shards(self.shards).source
         description = {
             "dataset": None if self.dataset is None else _absolute(self.dataset),
             "shards": None if self.shards is None else str(self.shards.resolve()),
-            "source": None if self.dataset is None else identity(self.dataset),
+            "source": identity(self.dataset) if self.dataset is not None else source,
             "tokens": asdict(trainer.model.tokens),
             "model": asdict(self.model),
             "train": asdict(self.train),
@@ -116,8 +123,8 @@ class Train:
         _save(trainer, aside)
         aside.replace(self.out)
 
-    def _stored(self, folder: Path) -> "Train":
-        """The run that was started in a folder."""
+    def _stored(self, folder: Path) -> tuple["Train", str | None]:
+        """The run that was started in a folder, and what data it was made from."""
         names = ("dataset", "shards", "tokens", "model", "train")
         given = {name: getattr(self, name) for name in names}
         fresh = Train()
@@ -138,7 +145,7 @@ class Train:
             raise ValueError(f"{folder / RUN}: not the description of a run ({error})") from error
         if source is not None and shards is None and Path(dataset).exists() and identity(dataset) != source:
             raise ValueError(f"{dataset} has changed since {folder} was started; --resume needs the data of the run")
-        return Train(dataset=dataset, out=folder, shards=shards, tokens=tokens, model=model, train=train)
+        return Train(dataset=dataset, out=folder, shards=shards, tokens=tokens, model=model, train=train), source
 
 
 def _absolute(dataset: str) -> str:

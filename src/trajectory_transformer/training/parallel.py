@@ -49,10 +49,19 @@ class World:
         """Whether any process says yes; several wait for their devices."""
         return flag if self.size == 1 else bool(self.add_up(torch.tensor(float(flag), device=device)) > 0)
 
-    def wait(self) -> None:
-        """Go on when every process has come here."""
-        if self.size > 1:
-            distributed.barrier()
+    @contextmanager
+    def first_alone(self, device: torch.device) -> Iterator[None]:
+        """Let the first process do something, then the others; where it fails it says why, and they end in silence."""
+        if not self.leads and self.any(False, device):
+            raise SystemExit(2)
+        try:
+            yield
+        except BaseException:
+            if self.leads:
+                self.any(True, device)
+            raise
+        if self.leads:
+            self.any(False, device)
 
 
 @contextmanager
