@@ -26,8 +26,8 @@ from trajectory_transformer.tokens.layout import TokenLayout
 from trajectory_transformer.tokens.windows import (
     TokenizedDataset,
     encode_goals,
+    encode_transitions,
     episode_columns,
-    episode_rows,
     layout_of,
     token_type,
 )
@@ -198,7 +198,7 @@ def _write_arrays(
                     f"episode {number}: every episode must have {layout.observation_dim} observation and "
                     f"{layout.action_dim} action dimensions{' and rewards' * layout.rewards} as episode 0"
                 )
-            rows = episode_rows(episode, discretizer, layout, config)
+            rows = encode_transitions(episode, discretizer, layout, config)
             parts: dict[str, object] = {
                 "rows": rows,
                 "goals": encode_goals(episode.observations[-1:, list(config.goal_dims)], discretizer, config),

@@ -86,7 +86,7 @@ def token_type(discretizer: Discretizer) -> type[np.uint8] | type[np.int16]:
 def tokenize(dataset: Dataset, discretizer: Discretizer, layout: TokenLayout, config: TokenConfig) -> TokenizedDataset:
     """Turn all episodes into token rows."""
     dtype = token_type(discretizer)
-    rows = [episode_rows(episode, discretizer, layout, config) for episode in dataset]
+    rows = [encode_transitions(episode, discretizer, layout, config) for episode in dataset]
     lengths = torch.tensor([len(part) for part in rows])
     goals = [
         encode_goals(episode.observations[-1:, list(config.goal_dims)], discretizer, config) for episode in dataset
@@ -109,7 +109,7 @@ def encode_goals(
     return np.concatenate(tokens, axis=1) if tokens else np.zeros((len(goals), 0), dtype=np.int64)
 
 
-def episode_rows(
+def encode_transitions(
     episode: Episode, discretizer: Discretizer, layout: TokenLayout, config: TokenConfig
 ) -> npt.NDArray[np.int64]:
     """Token rows of one episode; the row of a final state holds stop tokens after it."""

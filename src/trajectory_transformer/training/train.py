@@ -58,8 +58,14 @@ class Trainer:
 
     def run(self) -> Iterator[Metrics | None]:
         """Train to the end; yields after every step, so that the caller may stop or save: metrics now and then."""
-        config = self.config
         self.model.gpt.train()
+        try:
+            yield from self._steps()
+        finally:
+            self.model.gpt.eval()
+
+    def _steps(self) -> Iterator[Metrics | None]:
+        config = self.config
         losses: list[Tensor] = []
         started = time.perf_counter()
         while self.step < self.total_steps:
@@ -144,7 +150,10 @@ class Trainer:
         weights = {
             name.removeprefix("weights."): value for name, value in tensors.items() if name.startswith("weights.")
         }
-        self.model.gpt.load_state_dict(weights)
+        try:
+            self.model.gpt.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ValueError(f"{path}: not the state of this model ({str(error).splitlines()[-1].strip()})") from error
         for name, parameter in self.model.gpt.named_parameters():
             for moment in ("step", "exp_avg", "exp_avg_sq"):
                 if f"{moment}.{name}" in tensors:
