@@ -52,12 +52,14 @@ def test_bf16_follows_float32_and_keeps_weights_in_float32(tiny_dataset: Dataset
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
 def test_a_compiled_loss_follows_the_eager_one(tiny_dataset: Dataset) -> None:
     eager, compiled = (losses_of(trainer_of(tiny_dataset, replace(CONFIG, compile=kind))) for kind in (False, True))
     assert compiled == pytest.approx(eager, rel=1e-4)
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_nothing_waits_for_a_gpu_between_reports(tiny_dataset: Dataset) -> None:
     trainer = trainer_of(tiny_dataset, replace(CONFIG, steps=30, log_every=10), torch.device("cuda"))
     run = trainer.run()
@@ -72,6 +74,7 @@ def test_nothing_waits_for_a_gpu_between_reports(tiny_dataset: Dataset) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_gpu_follows_a_cpu(tiny_dataset: Dataset, compiled: bool) -> None:
     config = replace(CONFIG, precision="float32", compile=compiled)

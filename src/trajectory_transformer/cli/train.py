@@ -189,7 +189,7 @@ def _train(trainer: Trainer, folder: Path, writers: list[MetricsWriter]) -> None
         console.print(
             f"stopped at step {trainer.step} of {trainer.total_steps}; go on with: tt train --resume {folder}"
         )
-        raise Stopped
+        raise Stopped if world.leads else SystemExit(130)
     console.print(f"trained {trainer.step} steps in {time.perf_counter() - started:.0f} s")
 
 
