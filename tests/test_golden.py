@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trajectory_transformer.config import PRESETS, ModelConfig, TokenConfig
+from trajectory_transformer.config import PRESETS, TokenConfig
 from trajectory_transformer.data.episode import Dataset, Episode
+from trajectory_transformer.model.authors import gpt_from_authors
 from trajectory_transformer.model.decoders import DECODERS, make_decoder
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.model.sampling import expected_value, keep_nucleus
@@ -62,13 +63,6 @@ def golden() -> Golden:
     meta = json.loads(str(arrays["meta"]))
     preset = PRESETS["reference"]
     tokens = replace(preset.tokens, num_bins=meta["vocab_size"], max_episode_steps=meta["max_path_length"])
-    model = replace(
-        preset.model,
-        window=meta["sequence_length"],
-        num_layers=meta["n_layer"],
-        num_heads=meta["n_head"],
-        width=meta["n_embd"],
-    )
     dataset = read_dataset(arrays)
     layout = layout_of(dataset, tokens)
     discretizer = fit_discretizer(dataset, tokens)
@@ -79,8 +73,8 @@ def golden() -> Golden:
         dataset=dataset,
         layout=layout,
         discretizer=discretizer,
-        batch=read_windows(arrays, dataset, discretizer, layout, tokens, model.window),
-        gpt=read_model(arrays, layout, model, meta["vocab_size"]),
+        batch=read_windows(arrays, dataset, discretizer, layout, tokens, meta["sequence_length"]),
+        gpt=read_model(arrays, layout, meta["n_head"]),
     )
 
 
@@ -117,29 +111,12 @@ def read_windows(
     return gather_windows(tokenize(dataset, discretizer, layout, tokens), index, window, layout, tokens)
 
 
-def read_model(arrays: Arrays, layout: TokenLayout, config: ModelConfig, num_bins: int) -> GPT:
+def read_model(arrays: Arrays, layout: TokenLayout, num_heads: int) -> GPT:
     """Build our GPT with the file's weights under our names."""
-    theirs = {
+    weights = {
         key.removeprefix("weights/"): torch.from_numpy(arrays[key]) for key in arrays if key.startswith("weights/")
     }
-    ours = {
-        "token_embedding.weight": theirs["tok_emb.weight"],
-        "position_embedding": theirs["pos_emb"][0],
-        "norm.weight": theirs["ln_f.weight"],
-        "norm.bias": theirs["ln_f.bias"],
-        # Their heads are numbered by the slot that is read, ours by the slot that is predicted.
-        "heads": theirs["head.weight"].roll(1, dims=0),
-    }
-    names = {"norm1": "ln1", "norm2": "ln2", "out": "attn.proj", "up": "mlp.0", "down": "mlp.2"}
-    for layer in range(config.num_layers):
-        for kind in ("weight", "bias"):
-            for our_name, their_name in names.items():
-                ours[f"blocks.{layer}.{our_name}.{kind}"] = theirs[f"blocks.{layer}.{their_name}.{kind}"]
-            parts = [theirs[f"blocks.{layer}.attn.{name}.{kind}"] for name in ("query", "key", "value")]
-            ours[f"blocks.{layer}.qkv.{kind}"] = torch.cat(parts)
-    gpt = GPT(layout, num_bins, config)
-    gpt.load_state_dict(ours)
-    return gpt.eval().requires_grad_(False)
+    return gpt_from_authors(weights, layout, num_heads).requires_grad_(False)
 
 
 def test_the_preset_holds_every_setting_of_the_file_that_is_not_a_size(golden: Golden) -> None:
@@ -151,6 +128,13 @@ def test_the_preset_holds_every_setting_of_the_file_that_is_not_a_size(golden: G
         golden.meta["observation_dim"],
         golden.meta["action_dim"],
     )
+
+
+def test_the_sizes_read_from_the_weights_are_those_of_the_file(golden: Golden) -> None:
+    config = golden.gpt.config
+    assert golden.gpt.num_bins == golden.meta["vocab_size"]
+    assert config.window == golden.meta["sequence_length"]
+    assert (config.num_layers, config.width) == (golden.meta["n_layer"], golden.meta["n_embd"])
 
 
 def test_values_equal(golden: Golden) -> None:

@@ -117,6 +117,10 @@ class TrainConfig:
     """Steps between checkpoints."""
     log_every: int = 20
     """Steps between metrics."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """Of the products in the model; auto: bf16 on a GPU that has it, float32 elsewhere."""
+    compile: bool | Literal["auto"] = "auto"
+    """Whether torch compiles the loss; auto: on a GPU, where a C compiler is found."""
 
     def __post_init__(self) -> None:
         """Refuse a run that could not start."""

@@ -15,7 +15,8 @@ from trajectory_transformer.data.episode import Dataset, Episode
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.layout import TokenLayout
 from trajectory_transformer.tokens.windows import Batch, gather_windows, tokenize
-from trajectory_transformer.training.train import Metrics, Trainer, losses_by_kind, weighted_loss
+from trajectory_transformer.training.loss import losses_by_kind, weighted_loss
+from trajectory_transformer.training.train import Metrics, Trainer
 
 TOKENS = TokenConfig(num_bins=8)
 MODEL = ModelConfig(window=2, num_layers=1, num_heads=2, width=16, dropout=0.2)

@@ -8,6 +8,7 @@ from trajectory_transformer.cli.collect import Collect
 from trajectory_transformer.cli.data import Show
 from trajectory_transformer.cli.demo import Demo
 from trajectory_transformer.cli.evaluate import Evaluate
+from trajectory_transformer.cli.importing import Import
 from trajectory_transformer.cli.parser import Command, parse
 from trajectory_transformer.cli.predict import Predict
 from trajectory_transformer.cli.train import Train
@@ -19,6 +20,7 @@ COMMANDS: dict[str, type[Command]] = {
     "collect": Collect,
     "data show": Show,
     "train": Train,
+    "import": Import,
     "evaluate": Evaluate,
     "predict": Predict,
 }

@@ -8,18 +8,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar
+
+import torch
 
 from trajectory_transformer.checkpoint import write_aside
 from trajectory_transformer.cli.console import claim, console, device_of, progress_bar
 from trajectory_transformer.cli.data import load_dataset
+from trajectory_transformer.cli.metrics import JsonLines, MetricsWriter, TensorBoard, summary_writer
+from trajectory_transformer.cli.shards import identity, open_or_build
 from trajectory_transformer.config import ModelConfig, PresetName, TokenConfig, TrainConfig
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.tokens.shards import open_shards
 from trajectory_transformer.tokens.windows import tokenize
-from trajectory_transformer.training.train import Metrics, Trainer
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from trajectory_transformer.training.parallel import World, joined
+from trajectory_transformer.training.train import Trainer
 
 RUN, RESUME, METRICS, TENSORBOARD = "run.json", "resume.safetensors", "metrics.jsonl", "tensorboard"
 
@@ -40,6 +43,8 @@ class Train:
     """The run folder to write; must not exist."""
     resume: Path | None = None
     """Continue the run in this folder, with the dataset and settings it was started with."""
+    shards: Path | None = None
+    """Folder of tokens to train from, for data larger than memory; made from the dataset if it is not there."""
     preset: PresetName = "default"
     """Set of defaults for all settings below; flags override it."""
     device: str = "auto"
@@ -52,46 +57,76 @@ class Train:
 
     def execute(self) -> Path:
         """Train to the end; returns the run folder."""
-        device = device_of(self.device)
         if self.tensorboard:
-            _summary_writer()  # a missing package is found out before anything is written
-        run = self if self.resume is None else self._stored(self.resume)
-        folder = run.out
-        dataset = load_dataset(run.dataset)
-        model = TrajectoryModel.create(dataset, run.tokens, run.model, seed=run.train.seed)
-        model.gpt.to(device)
-        trainer = Trainer(model, tokenize(dataset, model.discretizer, model.layout, run.tokens), run.train)
-        if self.resume is None:
-            claim(folder)
-            folder.mkdir(parents=True)
-            writers = _writers(folder, 0, tensorboard=self.tensorboard)
-            write_aside(folder / RUN, (json.dumps(run._description(), indent=2) + "\n").encode())
-        else:
-            trainer.load(folder / RESUME)
-            console.print(f"continuing {folder} at step {trainer.step} of {trainer.total_steps}")
-            writers = _writers(folder, trainer.step, tensorboard=self.tensorboard)
-        parameters = sum(parameter.numel() for parameter in model.gpt.parameters())
-        console.print(
-            f"training {parameters:,} parameters on {trainer.data.num_windows:,} windows of {run.model.window} "
-            f"transitions for {trainer.total_steps:,} steps ({device})"
-        )
-        _train(trainer, folder, writers)
-        console.print(f"wrote {folder}")
-        return folder
+            summary_writer()  # a missing package is found out before anything is written
+        with joined(device_of(self.device)) as (world, device):
+            console.quiet = not world.leads
+            with world.first_alone(device):
+                run, trainer = self._prepare(device, world)
+            parameters = sum(parameter.numel() for parameter in trainer.model.gpt.parameters())
+            console.print(
+                f"training {parameters:,} parameters on {trainer.data.num_windows:,} windows of {run.model.window} "
+                f"transitions for {trainer.total_steps:,} steps ({_place(device, world)})"
+            )
+            writers = _writers(run.out, trainer.step, tensorboard=self.tensorboard) if world.leads else []
+            _train(trainer, run.out, writers)
+            console.print(f"wrote {run.out}")
+        return run.out
 
-    def _description(self) -> dict[str, object]:
-        """What a resumed run needs to know."""
-        assert self.dataset is not None
-        return {
-            "dataset": str(Path(self.dataset).resolve()),
-            "tokens": asdict(self.tokens),
+    def _prepare(self, device: torch.device, world: World) -> tuple["Train", Trainer]:
+        """A run at the step it stands at, its folder in place."""
+        if self.resume is not None:
+            run, source = self._stored(self.resume)
+            trainer = run._trainer(device, world, source)
+            trainer.load(run.out / RESUME)
+            console.print(f"continuing {run.out} at step {trainer.step} of {trainer.total_steps}")
+            if world.leads:
+                trainer.model.save(run.out)  # a kill may have come between the two files of the last save
+            return run, trainer
+        if world.leads:
+            claim(self.out)
+        trainer = self._trainer(device, world)
+        if world.leads:
+            self._start(trainer)
+        return self, trainer
+
+    def _trainer(self, device: torch.device, world: World, source: str | None = None) -> Trainer:
+        """Model and data at step 0."""
+        if self.shards is None:
+            dataset = load_dataset(self.dataset)
+            model = TrajectoryModel.create(dataset, self.tokens, self.model, seed=self.train.seed)
+            data = tokenize(dataset, model.discretizer, model.layout, self.tokens).to(device)
+        else:
+            shards = open_or_build(self.shards, self.dataset, self.tokens, source)
+            model = TrajectoryModel.build(
+                shards.layout, shards.discretizer, shards.tokens, self.model, shards.metadata, seed=self.train.seed
+            )
+            data = shards.data  # stays mapped, whatever the device: only batches travel
+        model.gpt.to(device)
+        return Trainer(model, data, self.train, world)
+
+    def _start(self, trainer: Trainer) -> None:
+        """Make the run folder with a checkpoint of step 0, in one go: a killed run can go on, or was never there."""
+        aside = self.out.with_name(self.out.name + ".partial")
+        claim(aside, overwrite=True)  # of a process that was killed
+        aside.mkdir(parents=True)
+        source = None if self.shards is None else open_shards(self.shards).source
+        description = {
+            "dataset": None if self.dataset is None else _absolute(self.dataset),
+            "shards": None if self.shards is None else str(self.shards.resolve()),
+            "source": identity(self.dataset) if self.dataset is not None else source,
+            "tokens": asdict(trainer.model.tokens),
             "model": asdict(self.model),
             "train": asdict(self.train),
         }
+        write_aside(aside / RUN, (json.dumps(description, indent=2) + "\n").encode())
+        _save(trainer, aside)
+        aside.replace(self.out)
 
-    def _stored(self, folder: Path) -> "Train":
-        """The run that was started in a folder."""
-        given = {"dataset": self.dataset, "tokens": self.tokens, "model": self.model, "train": self.train}
+    def _stored(self, folder: Path) -> tuple["Train", str | None]:
+        """The run that was started in a folder, and what data it was made from."""
+        names = ("dataset", "shards", "tokens", "model", "train")
+        given = {name: getattr(self, name) for name in names}
         fresh = Train()
         changed = [name for name, value in given.items() if value != getattr(fresh, name)]
         if changed:
@@ -104,71 +139,36 @@ class Train:
             tokens = TokenConfig(**{**stored["tokens"], "goal_dims": tuple(stored["tokens"]["goal_dims"])})
             train = TrainConfig(**{**stored["train"], "betas": tuple(stored["train"]["betas"])})
             model = ModelConfig(**stored["model"])
-            return Train(dataset=stored["dataset"], out=folder, tokens=tokens, model=model, train=train)
+            dataset, source = stored["dataset"], stored.get("source")
+            shards = None if stored.get("shards") is None else Path(stored["shards"])
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{folder / RUN}: not the description of a run ({error})") from error
+        if source is not None and shards is None and Path(dataset).exists() and identity(dataset) != source:
+            raise ValueError(f"{dataset} has changed since {folder} was started; --resume needs the data of the run")
+        return Train(dataset=dataset, out=folder, shards=shards, tokens=tokens, model=model, train=train), source
 
 
-class MetricsWriter(Protocol):
-    """Somewhere metrics go."""
-
-    def write(self, metrics: Metrics) -> None:
-        """Record one report."""
+def _absolute(dataset: str) -> str:
+    """A dataset by a name that holds in any folder."""
+    return str(Path(dataset).resolve()) if Path(dataset).exists() else dataset
 
 
-class _JsonLines:
-    """One JSON object a line; lines after the step a run continues from are dropped, they will come again."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        self._path = path
-        if step:
-            lines = path.read_text().splitlines() if path.is_file() else []
-            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
-            write_aside(path, "".join(line + "\n" for line in kept).encode())
-
-    def write(self, metrics: Metrics) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps(asdict(metrics)) + "\n")
-
-
-def _summary_writer() -> "type[SummaryWriter]":
-    """TensorBoard's writer, an optional dependency."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError("--tensorboard needs: pip install 'trajectory-transformer[tensorboard]'") from error
-    return SummaryWriter
-
-
-class _TensorBoard:
-    """Scalars for TensorBoard."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        self._writer = _summary_writer()(str(folder), purge_step=step)
-
-    def write(self, metrics: Metrics) -> None:
-        scalars = {
-            "loss": metrics.loss,
-            "learning_rate": metrics.learning_rate,
-            "gradient_norm": metrics.gradient_norm,
-            "tokens_per_second": metrics.tokens_per_second,
-            **{f"loss/{kind}": value for kind, value in metrics.losses.items()},
-        }
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, metrics.step)
-        self._writer.flush()
+def _place(device: torch.device, world: World) -> str:
+    """Where a run happens, in words."""
+    return str(device) if world.size == 1 else f"{world.size} processes, {device.type}"
 
 
 def _writers(folder: Path, step: int, *, tensorboard: bool) -> list[MetricsWriter]:
-    writers: list[MetricsWriter] = [_JsonLines(folder / METRICS, step)]
-    return [*writers, _TensorBoard(folder / TENSORBOARD, step)] if tensorboard else writers
+    writers: list[MetricsWriter] = [JsonLines(folder / METRICS, step)]
+    return [*writers, TensorBoard(folder / TENSORBOARD, step)] if tensorboard else writers
 
 
 def _train(trainer: Trainer, folder: Path, writers: list[MetricsWriter]) -> None:
     """Run to the end or to Ctrl-C; either way the folder holds the last step."""
-    started = time.perf_counter()
+    started, world = time.perf_counter(), trainer.world
     with progress_bar("loss", "speed") as bar, _interrupts() as interrupts:
         task = bar.add_task("training", total=trainer.total_steps, completed=trainer.step, loss="", speed="")
+        stopping = False
         for metrics in trainer.run():
             bar.update(task, completed=trainer.step)
             if metrics is not None:
@@ -176,15 +176,20 @@ def _train(trainer: Trainer, folder: Path, writers: list[MetricsWriter]) -> None
                     writer.write(metrics)
                 speed = f"{metrics.tokens_per_second / 1000:.3g}k tokens/s"
                 bar.update(task, loss=f"loss {metrics.loss:.3f}", speed=speed)
-            if interrupts or trainer.step % trainer.config.checkpoint_every == 0 or trainer.step == trainer.total_steps:
+            # Several processes stop at the same step, or one would wait for the others for ever: they agree on it
+            # where they report, since asking at every step would make each wait for its device.
+            if world.size == 1 or metrics is not None:
+                stopping = world.any(bool(interrupts), trainer.model.device)
+            done = trainer.step == trainer.total_steps
+            if world.leads and (stopping or done or trainer.step % trainer.config.checkpoint_every == 0):
                 _save(trainer, folder)
-            if interrupts and trainer.step < trainer.total_steps:
+            if stopping and not done:
                 break
-    if interrupts and trainer.step < trainer.total_steps:
+    if stopping and trainer.step < trainer.total_steps:
         console.print(
             f"stopped at step {trainer.step} of {trainer.total_steps}; go on with: tt train --resume {folder}"
         )
-        raise Stopped
+        raise Stopped if world.leads else SystemExit(130)
     console.print(f"trained {trainer.step} steps in {time.perf_counter() - started:.0f} s")
 
 

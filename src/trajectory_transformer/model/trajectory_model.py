@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,11 +10,11 @@ from trajectory_transformer.checkpoint import load_checkpoint, save_checkpoint
 from trajectory_transformer.config import ModelConfig, TokenConfig
 from trajectory_transformer.data.episode import Dataset, Metadata
 from trajectory_transformer.model.gpt import GPT
-from trajectory_transformer.tokens.discretizer import Discretizer
+from trajectory_transformer.tokens.discretizer import Discretizer, discretizer_from, discretizer_tensors
 from trajectory_transformer.tokens.layout import TokenLayout
 from trajectory_transformer.tokens.windows import fit_discretizer, layout_of
 
-_EDGES, _VALUES = "discretizer.edges", "discretizer.values"
+_DISCRETIZER = "discretizer."
 
 
 @dataclass(frozen=True)
@@ -31,10 +30,24 @@ class TrajectoryModel:
     def create(cls, dataset: Dataset, tokens: TokenConfig, model: ModelConfig, *, seed: int) -> "TrajectoryModel":
         """A model for a dataset, with random weights."""
         layout = layout_of(dataset, tokens)
+        return cls.build(layout, fit_discretizer(dataset, tokens), tokens, model, dict(dataset.metadata), seed=seed)
+
+    @classmethod
+    def build(
+        cls,
+        layout: TokenLayout,
+        discretizer: Discretizer,
+        tokens: TokenConfig,
+        model: ModelConfig,
+        metadata: Metadata,
+        *,
+        seed: int,
+    ) -> "TrajectoryModel":
+        """A model for tokens that are made already, with random weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             gpt = GPT(layout, tokens.num_bins, model)
-        return cls(gpt.eval(), fit_discretizer(dataset, tokens), tokens, dict(dataset.metadata))
+        return cls(gpt.eval(), discretizer, tokens, metadata)
 
     @property
     def layout(self) -> TokenLayout:
@@ -49,11 +62,7 @@ class TrajectoryModel:
     def save(self, folder: Path) -> None:
         """Write the checkpoint folder."""
         tensors: dict[str, Tensor] = {f"gpt.{name}": value for name, value in self.gpt.state_dict().items()}
-        padded = np.full((self.discretizer.num_dims, self.discretizer.num_bins + 1), np.inf)
-        for row, edges in zip(padded, self.discretizer.edges, strict=True):
-            row[: len(edges)] = edges
-        tensors[_EDGES] = torch.from_numpy(padded)
-        tensors[_VALUES] = torch.from_numpy(self.discretizer.values)
+        tensors |= {_DISCRETIZER + name: value for name, value in discretizer_tensors(self.discretizer).items()}
         description = {
             "layout": asdict(self.layout),
             "tokens": asdict(self.tokens),
@@ -71,12 +80,16 @@ class TrajectoryModel:
             goal_dims = tuple(description["tokens"].pop("goal_dims"))
             tokens = TokenConfig(goal_dims=goal_dims, **description["tokens"])
             gpt = GPT(layout, tokens.num_bins, ModelConfig(**description["model"]))
-            edges = tuple(row[np.isfinite(row)] for row in tensors.pop(_EDGES).numpy())
-            discretizer = Discretizer(edges, tensors.pop(_VALUES).numpy())
+            names = [name for name in tensors if name.startswith(_DISCRETIZER)]
+            discretizer = discretizer_from({name.removeprefix(_DISCRETIZER): tensors.pop(name) for name in names})
             gpt.load_state_dict({name.removeprefix("gpt."): value for name, value in tensors.items()})
             metadata = description["metadata"]
             bins = (layout.size, tokens.num_bins)
-            if len(goal_dims) != layout.goal_dim or len(edges) != layout.size or discretizer.values.shape != bins:
+            if (
+                len(goal_dims) != layout.goal_dim
+                or discretizer.num_dims != layout.size
+                or discretizer.values.shape != bins
+            ):
                 raise ValueError(f"the layout needs {layout.size} slots of {tokens.num_bins} bins")
         except (KeyError, TypeError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]

@@ -1,10 +1,12 @@
 """Real numbers to bins and back, one dimension at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 DoubleArray = npt.NDArray[np.float64]
 TokenArray = npt.NDArray[np.int64]
@@ -103,3 +105,17 @@ class Discretizer:
         """Values of the dimensions in `dims`, NaN for stop tokens: tokens [..., S'] -> [..., S']."""
         table = np.concatenate([self.values, np.full((self.num_dims, 1), np.nan)], axis=1)[dims]
         return np.asarray(table[np.arange(len(table)), tokens])
+
+
+def discretizer_tensors(discretizer: Discretizer) -> dict[str, Tensor]:
+    """A discretiser as tensors: edges [S, V + 1], filled up with infinity, and values [S, V]."""
+    padded = np.full((discretizer.num_dims, discretizer.num_bins + 1), np.inf)
+    for row, edges in zip(padded, discretizer.edges, strict=True):
+        row[: len(edges)] = edges
+    return {"edges": torch.from_numpy(padded), "values": torch.from_numpy(discretizer.values)}
+
+
+def discretizer_from(tensors: Mapping[str, Tensor]) -> Discretizer:
+    """A discretiser from its tensors."""
+    edges = tuple(row[np.isfinite(row)] for row in tensors["edges"].numpy())
+    return Discretizer(edges, tensors["values"].numpy())

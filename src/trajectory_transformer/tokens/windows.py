@@ -4,8 +4,8 @@ A window is W transitions from any step of an episode, the goal in front. Past t
 the stop token: trained on where the task truly ended, weightless where only the recording did.
 """
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -62,19 +62,30 @@ class TokenizedDataset:
     num_rows: Tensor  # [N] int64
     terminated: Tensor  # [N] bool
 
-    @property
+    # Both are asked for at every step of training, and the first would wait for the device each time.
+    @cached_property
     def num_windows(self) -> int:
         """Windows, one for every recorded step."""
         return int(self.num_steps.sum())
 
+    @cached_property
+    def end_window(self) -> Tensor:
+        """The number [N] of the window after each episode's last."""
+        return self.num_steps.cumsum(0)
+
     def to(self, device: torch.device) -> "TokenizedDataset":
         """The same dataset on another device."""
-        return TokenizedDataset(**{name: value.to(device) for name, value in vars(self).items()})
+        return TokenizedDataset(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+
+
+def token_type(discretizer: Discretizer) -> type[np.uint8] | type[np.int16]:
+    """The smallest type that holds every token: a byte where the vocabulary allows."""
+    return np.uint8 if discretizer.stop < 256 else np.int16
 
 
 def tokenize(dataset: Dataset, discretizer: Discretizer, layout: TokenLayout, config: TokenConfig) -> TokenizedDataset:
     """Turn all episodes into token rows."""
-    dtype = np.uint8 if discretizer.stop < 256 else np.int16
+    dtype = token_type(discretizer)
     rows = [encode_transitions(episode, discretizer, layout, config) for episode in dataset]
     lengths = torch.tensor([len(part) for part in rows])
     goals = [
@@ -123,9 +134,8 @@ def gather_windows(
 ) -> Batch:
     """Windows by number, on the dataset's device: index [B] -> Batch."""
     stop = config.num_bins
-    steps_before = data.num_steps.cumsum(0)
-    episode = torch.searchsorted(steps_before, index, right=True)  # [B]
-    start = index - (steps_before - data.num_steps)[episode]  # [B], step of the episode
+    episode = torch.searchsorted(data.end_window, index, right=True)  # [B]
+    start = index - (data.end_window[episode] - data.num_steps[episode])  # [B], step of the episode
     step = start[:, None] + torch.arange(window, device=index.device)  # [B, W]
     recorded = step < data.num_rows[episode][:, None]
     row = data.first_row[episode][:, None] + torch.where(recorded, step, 0)
@@ -167,12 +177,13 @@ def batch_indices(num_windows: int, batch_size: int, *, seed: int, step: int) ->
     for epoch in range(wanted.start // num_windows, (wanted.stop - 1) // num_windows + 1):
         first = max(wanted.start - epoch * num_windows, 0)
         last = min(wanted.stop - epoch * num_windows, num_windows)
-        parts.append(_shuffle(num_windows, seed, epoch)[first:last])
+        parts.append(_shuffle(num_windows, seed, epoch)[first:last].long())
     return torch.cat(parts)
 
 
 @lru_cache(maxsize=2)  # consecutive batches ask for the same pass, or for two where one ends
 def _shuffle(num_windows: int, seed: int, epoch: int) -> Tensor:
-    """The order of one pass."""
+    """The order of one pass; four bytes a window while they can number all of them."""
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]))
-    return torch.randperm(num_windows, generator=generator)
+    dtype = torch.int32 if num_windows < 2**31 else torch.int64
+    return torch.randperm(num_windows, generator=generator, dtype=dtype)

@@ -8,20 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trajectory_transformer.checkpoint import read_tensors, write_tensors
-from trajectory_transformer.config import TrainConfig
+from trajectory_transformer.config import TrainConfig, require
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.tokens.layout import TokenLayout
-from trajectory_transformer.tokens.windows import (
-    Batch,
-    TokenizedDataset,
-    batch_indices,
-    gather_windows,
-    loss_weights,
-)
+from trajectory_transformer.tokens.windows import Batch, TokenizedDataset, batch_indices, gather_windows
+from trajectory_transformer.training.loss import losses_by_kind, make_loss
 from trajectory_transformer.training.optim import learning_rate, make_optimizer, total_steps, warmup_steps
+from trajectory_transformer.training.parallel import World
 
 
 @dataclass(frozen=True)
@@ -40,15 +34,27 @@ class Metrics:
 class Trainer:
     """A run under way: model, optimiser and the step they stand at."""
 
-    def __init__(self, model: TrajectoryModel, data: TokenizedDataset, config: TrainConfig) -> None:
-        """Prepare step 0 of a run; the data moves to the model's device."""
+    def __init__(
+        self, model: TrajectoryModel, data: TokenizedDataset, config: TrainConfig, world: World | None = None
+    ) -> None:
+        """Prepare step 0 of a run, alone or as one of several processes.
+
+        The data stays where it is: on the model's device, or in (mapped) memory, from where every batch travels.
+        """
         self.model = model
         self.config = config
         self.step = 0
-        self.data = data.to(model.device)
+        self.data = data
+        self.world = world or World()
+        require(
+            config.batch_size % self.world.size == 0,
+            f"train.batch_size must be a multiple of the {self.world.size} processes",
+            config.batch_size,
+        )
         self.total_steps = total_steps(config, data.num_windows)
         self._warmup = warmup_steps(config, data.num_windows)
         self._optimizer = make_optimizer(model.gpt, config)
+        self._loss = make_loss(model, config)
 
     def run(self) -> Iterator[Metrics | None]:
         """Train to the end; yields after every step, so that the caller may stop or save: metrics now and then."""
@@ -59,31 +65,29 @@ class Trainer:
             self.model.gpt.eval()
 
     def _steps(self) -> Iterator[Metrics | None]:
-        gpt, config = self.model.gpt, self.config
+        config = self.config
         losses: list[Tensor] = []
         started = time.perf_counter()
         while self.step < self.total_steps:
-            batch = self._batch()
+            batch = self.batch()
             rate = self._prepare_step()
-            loss, by_token = weighted_loss(self.model, batch, config.action_weight)
-            torch.autograd.backward(loss)
-            norm = torch.nn.utils.clip_grad_norm_(gpt.parameters(), config.grad_clip)
-            self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
+            loss, by_token = self.forward(batch)
+            self.backward(loss)
+            norm = self.update()
             self.step += 1
             losses.append(loss.detach())
             if self.step % config.log_every and self.step != self.total_steps:
-                yield None
+                yield None  # nothing so far has waited for the device
                 continue
-            mean = float(torch.stack(losses).mean())  # waits for the device
+            mean = float(self.world.add_up(torch.stack(losses).mean())) / self.world.size
             if not np.isfinite(mean):
                 raise ValueError(f"the loss is {mean} at step {self.step}: lower train.learning_rate")
-            tokens = len(losses) * batch.tokens.numel()
+            tokens = len(losses) * batch.tokens.numel() * self.world.size
             yield Metrics(
                 step=self.step,
                 total_steps=self.total_steps,
                 loss=mean,
-                losses=losses_by_kind(by_token.detach(), batch, self.model.layout),
+                losses=losses_by_kind(by_token.detach(), batch, self.model.layout, self.world.add_up),
                 learning_rate=rate,
                 gradient_norm=float(norm),
                 tokens_per_second=tokens / (time.perf_counter() - started),
@@ -91,11 +95,29 @@ class Trainer:
             losses.clear()
             started = time.perf_counter()
 
-    def _batch(self) -> Batch:
+    def batch(self) -> Batch:
+        """This process's share of the batch of this step, on the model's device."""
         config = self.config
         index = batch_indices(self.data.num_windows, config.batch_size, seed=config.seed, step=self.step)
-        window = self.model.gpt.config.window
-        return gather_windows(self.data, index.to(self.model.device), window, self.model.layout, self.model.tokens)
+        index = _send(self.world.share(index), self.data.rows.device)
+        batch = gather_windows(self.data, index, self.model.gpt.config.window, self.model.layout, self.model.tokens)
+        return Batch(_send(batch.tokens, self.model.device), _send(batch.real, self.model.device))
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss to minimise, and each prediction's own."""
+        return self._loss(batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the whole batch's loss."""
+        torch.autograd.backward(loss)
+        self.world.average_gradients(self.model.gpt.parameters())
+
+    def update(self) -> Tensor:
+        """One step of the optimiser; returns the norm that the gradients had."""
+        norm = torch.nn.utils.clip_grad_norm_(self.model.gpt.parameters(), self.config.grad_clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return norm
 
     def _prepare_step(self) -> float:
         """Set the rate and the dropout of this step, each a function of seed and step alone."""
@@ -109,7 +131,9 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         # Dropout draws from torch's global generator, the one place where randomness cannot be an argument.
-        torch.manual_seed(int(np.random.SeedSequence([self.config.seed, self.step]).generate_state(1)[0]))
+        # Each process drops other activations of its share; the first draws what a process alone would.
+        key = [self.config.seed, self.step] + [self.world.rank] * (self.world.rank > 0)
+        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
         return rate
 
     def save(self, path: Path) -> None:
@@ -138,30 +162,8 @@ class Trainer:
         self.step = int(metadata["step"])
 
 
-def weighted_loss(model: TrajectoryModel, batch: Batch, action_weight: float) -> tuple[Tensor, Tensor]:
-    """Mean weighted cross-entropy of a batch, and each prediction's own [B, L']; weightless ones count in the mean."""
-    logits = model.gpt(batch.tokens[:, :-1])
-    num_predicted = logits.shape[1]
-    targets = batch.tokens[:, -num_predicted:]
-    weights = loss_weights(batch, model.layout, model.tokens, action_weight)[:, -num_predicted:]
-    by_token = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(weights)
-    return (by_token * weights).mean(), by_token
-
-
-def losses_by_kind(by_token: Tensor, batch: Batch, layout: TokenLayout) -> dict[str, float]:
-    """Mean cross-entropy of the real observation, action, reward and value tokens: by_token [B, L']."""
-    num_predicted = by_token.shape[1]
-    total = batch.tokens.shape[1]
-    slots = torch.tensor([layout.slot(position) for position in range(total - num_predicted, total)])
-    real = batch.real[:, -num_predicted:]
-    kinds = {
-        "observation": slots < layout.observation_dim,
-        "action": (slots >= layout.action.start) & (slots < layout.action.stop),
-    }
-    if layout.rewards:
-        kinds |= {"reward": slots == layout.reward, "value": slots == layout.value}
-    means = {}
-    for kind, chosen in kinds.items():
-        counted = real & chosen.to(real.device)
-        means[kind] = float((by_token * counted).sum() / counted.sum().clamp(min=1))
-    return means
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    """The same on another device, without waiting for it."""
+    if device.type != "cuda" or tensor.device == device:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,73 @@
+"""Where the metrics of a training run go: JSON lines, and TensorBoard on request."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from trajectory_transformer.checkpoint import write_aside
+from trajectory_transformer.training.train import Metrics
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class MetricsWriter(Protocol):
+    """Somewhere metrics go."""
+
+    def write(self, metrics: Metrics) -> None:
+        """Record one report."""
+
+
+class JsonLines:
+    """One JSON object a line; lines after the step a run continues from are dropped, they will come again."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        """Append to a file after a step."""
+        self._path = path
+        if path.is_file():
+            kept = [line for line in path.read_text().splitlines() if _is_until(line, step)]
+            write_aside(path, "".join(line + "\n" for line in kept).encode())
+
+    def write(self, metrics: Metrics) -> None:
+        """Add a line."""
+        with self._path.open("a") as file:
+            file.write(json.dumps(asdict(metrics)) + "\n")
+
+
+def _is_until(line: str, step: int) -> bool:
+    """Whether a line is of a step not after this one; one cut in half by a kill is of none."""
+    try:
+        return bool(json.loads(line)["step"] <= step)
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return False
+
+
+def summary_writer() -> "type[SummaryWriter]":
+    """TensorBoard's writer, an optional dependency."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError("--tensorboard needs: pip install 'trajectory-transformer[tensorboard]'") from error
+    return SummaryWriter
+
+
+class TensorBoard:
+    """Scalars for TensorBoard."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """Append to a folder after a step."""
+        self._writer = summary_writer()(str(folder), purge_step=step)
+
+    def write(self, metrics: Metrics) -> None:
+        """Add one point to every curve."""
+        scalars = {
+            "loss": metrics.loss,
+            "learning_rate": metrics.learning_rate,
+            "gradient_norm": metrics.gradient_norm,
+            "tokens_per_second": metrics.tokens_per_second,
+            **{f"loss/{kind}": value for kind, value in metrics.losses.items()},
+        }
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, metrics.step)
+        self._writer.flush()

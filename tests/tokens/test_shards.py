@@ -1,0 +1,160 @@
+"""Tokens in mapped files: the batches of tokens in memory, a fair sample, and every way a folder can be broken."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trajectory_transformer.config import TokenConfig
+from trajectory_transformer.data.episode import Dataset, Episode
+from trajectory_transformer.tokens.shards import Reservoir, build_shards, fit_stream, open_shards
+from trajectory_transformer.tokens.windows import fit_discretizer, gather_windows, layout_of, tokenize
+
+CONFIG = TokenConfig(num_bins=10)
+
+
+@pytest.fixture
+def folder(tiny_dataset: Dataset, tmp_path: Path) -> Path:
+    """Shards of the tiny dataset."""
+    build_shards(tmp_path / "deep/shards", lambda: tiny_dataset, CONFIG, metadata={"env": "x"}, source="tiny")
+    return tmp_path / "deep/shards"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIG,
+        TokenConfig(num_bins=300, goal_dims=(2, 0), discretizer="uniform"),
+        TokenConfig(num_bins=5, rewards=False, final_observation=False, termination_penalty=-3.0),
+    ],
+)
+def test_shards_give_the_batches_of_tokens_in_memory(
+    tiny_dataset: Dataset, tmp_path: Path, config: TokenConfig
+) -> None:
+    build_shards(tmp_path / "shards", lambda: tiny_dataset, config)
+    shards = open_shards(tmp_path / "shards")
+    layout, discretizer = layout_of(tiny_dataset, config), fit_discretizer(tiny_dataset, config)
+    assert shards.layout == layout and shards.tokens == config
+    np.testing.assert_array_equal(shards.discretizer.values, discretizer.values)
+    for ours, theirs in zip(shards.discretizer.edges, discretizer.edges, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    data = tokenize(tiny_dataset, discretizer, layout, config)
+    assert shards.data.num_windows == data.num_windows
+    index = torch.randperm(data.num_windows)
+    mapped, resident = (gather_windows(one, index, 4, layout, config) for one in (shards.data, data))
+    assert torch.equal(mapped.tokens, resident.tokens) and torch.equal(mapped.real, resident.real)
+
+
+def test_a_folder_says_what_it_was_made_from(folder: Path) -> None:
+    shards = open_shards(folder)
+    assert (shards.source, shards.metadata) == ("tiny", {"env": "x"})
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["shards"]
+
+
+def test_writing_to_mapped_tokens_leaves_the_files_alone(folder: Path) -> None:
+    before = (folder / "rows.bin").read_bytes()
+    open_shards(folder).data.rows.zero_()
+    assert (folder / "rows.bin").read_bytes() == before
+
+
+def test_episodes_are_read_one_at_a_time(tiny_dataset: Dataset, tmp_path: Path) -> None:
+    alive: list[int] = []
+
+    def read() -> Iterator[Episode]:
+        for index, episode in enumerate(tiny_dataset):
+            alive.append(index)
+            yield replace(episode, terminated=False)
+
+    build_shards(tmp_path / "shards", read, CONFIG)
+    assert alive == [0, *range(6), *range(6)]  # to see the sizes, to fit, to write
+    assert not open_shards(tmp_path / "shards").data.terminated.any()
+
+
+def test_a_reservoir_keeps_everything_in_order_while_there_is_room(rng: np.random.Generator) -> None:
+    rows = rng.normal(size=(10, 2))
+    reservoir = Reservoir(10, 2, rng)
+    for part in (rows[:4], rows[4:5], rows[5:]):
+        reservoir.add(part)
+    np.testing.assert_array_equal(np.stack(reservoir.columns(), axis=1), rows)
+
+
+def test_a_reservoir_samples_every_row_alike(rng: np.random.Generator) -> None:
+    rows = np.arange(20.0)[:, None]
+    counts = np.zeros(20)
+    for _ in range(3000):
+        reservoir = Reservoir(5, 1, rng)
+        for part in (rows[:3], rows[3:11], rows[11:]):
+            reservoir.add(part)
+        kept = reservoir.columns()[0]
+        assert kept[-2:].tolist() == [0.0, 19.0] and len(set(kept[:5])) == 5
+        counts[kept[:5].astype(int)] += 1
+    # Each row is kept 3000 * 5 / 20 = 750 times, with a standard deviation of 24.
+    assert (abs(counts - 750) < 100).all()
+
+
+def test_a_sampled_fit_is_close_to_the_exact_one_its_extremes_are_exact_and_it_repeats_itself(
+    rng: np.random.Generator,
+) -> None:
+    episodes = [
+        Episode(
+            rng.normal(size=(101, 2)).astype(np.float32), rng.uniform(size=(100, 1)).astype(np.float32), None, False
+        )
+        for _ in range(100)
+    ]
+    for kind in ("quantile", "uniform"):
+        config = TokenConfig(num_bins=10, rewards=False, discretizer=kind)
+        exact = fit_discretizer(Dataset(tuple(episodes)), config)
+        sampled, again = (fit_stream(episodes, config, sample_values=9000, seed=1) for _ in range(2))
+        for ours, twice, theirs in zip(sampled.edges, again.edges, exact.edges, strict=True):
+            np.testing.assert_array_equal(ours, twice)
+            assert (ours[0], ours[-1]) == (theirs[0], theirs[-1])
+            np.testing.assert_allclose(ours, theirs, atol=0.12 if kind == "quantile" else 1e-12)
+
+
+def test_what_a_killed_build_left_is_cleared_away(tiny_dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "shards.partial").mkdir()
+    (tmp_path / "shards.partial/rows.bin").write_bytes(b"half")
+    build_shards(tmp_path / "shards", lambda: tiny_dataset, CONFIG)
+    assert open_shards(tmp_path / "shards").data.num_windows == 29
+    assert not (tmp_path / "shards.partial").exists()
+
+
+def test_a_broken_folder_is_refused_by_name(folder: Path) -> None:
+    index = json.loads((folder / "index.json").read_text())
+    whole = (folder / "rows.bin").read_bytes()
+    (folder / "rows.bin").write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match=rf"rows.bin: index.json says {len(whole)} bytes, .*truncated"):
+        open_shards(folder)
+    (folder / "rows.bin").unlink()
+    with pytest.raises(ValueError, match="rows.bin: the file is missing"):
+        open_shards(folder)
+    for text, message in (
+        ("{", "not valid JSON"),
+        ("[]", "not the index of"),
+        (json.dumps({**index, "format": 2}), "shard format 2 is newer than 1"),
+        (json.dumps({"format": 1, "kind": index["kind"]}), "not the index of .*arrays"),
+    ):
+        (folder / "index.json").write_text(text)
+        with pytest.raises(ValueError, match=f"index.json: {message}"):
+            open_shards(folder)
+    (folder / "index.json").unlink()
+    with pytest.raises(ValueError, match="index.json: the file is missing"):
+        open_shards(folder)
+
+
+def test_streams_that_cannot_be_written_are_refused_and_leave_no_folder(tiny_dataset: Dataset, tmp_path: Path) -> None:
+    wide = Episode(np.zeros((3, 5), np.float32), np.zeros((2, 2), np.float32), np.zeros(2, np.float32), True)
+    discretizer = fit_discretizer(tiny_dataset, CONFIG)
+    with pytest.raises(ValueError, match="episode 6: every episode must have 3 observation and 2 action dimensions"):
+        build_shards(tmp_path / "s", lambda: [*tiny_dataset, wide], CONFIG, discretizer=discretizer)
+    with pytest.raises(ValueError, match="at least one episode, got none"):
+        build_shards(tmp_path / "s", lambda: [], CONFIG)
+    assert not (tmp_path / "s").exists()
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/mine").touch()
+    with pytest.raises(ValueError, match="s exists already"):
+        build_shards(tmp_path / "s", lambda: tiny_dataset, CONFIG)

@@ -1,0 +1,112 @@
+"""Training killed at any moment goes on from its last checkpoint, to the weights it would have had."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from trajectory_transformer.cli import main
+from trajectory_transformer.data.episode import Dataset, save_npz
+
+SETTINGS = ["--model.window", "3", "--model.num_layers", "1", "--model.num_heads", "2", "--model.width", "16"]
+SETTINGS += ["--model.dropout", "0.2", "--tokens.num_bins", "8", "--train.batch_size", "4", "--device", "cpu"]
+SETTINGS += ["--train.steps", "300", "--train.checkpoint_every", "7", "--train.log_every", "3"]
+
+# Imports torch once and forks, so that the moments fall into the run and not into the import.
+KILLER = """
+import json, os, signal, sys, time
+from pathlib import Path
+from trajectory_transformer.cli import main
+
+words, run, moments = json.loads(sys.argv[1])
+outcomes = []
+for moment in [*moments, None]:
+    command = ["train", "--resume", run] if Path(run).exists() else ["train", *words, "--out", run]
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os._exit(main(command))
+    if moment is not None:
+        time.sleep(moment)
+        os.kill(child, signal.SIGKILL)
+    outcomes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(outcomes))
+"""
+
+
+@pytest.fixture
+def words(tiny_dataset: Dataset, tmp_path: Path) -> list[str]:
+    """A dataset file and the settings of a run on it."""
+    save_npz(tiny_dataset, tmp_path / "data.npz")
+    return [str(tmp_path / "data.npz"), *SETTINGS]
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """Whether two runs hold the same bits."""
+    first, second = load_file(one / "weights.safetensors"), load_file(other / "weights.safetensors")
+    return first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first)
+
+
+def steps_of(run: Path) -> list[int]:
+    """Steps that a run reported."""
+    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_killed_at_twenty_moments_ends_with_the_weights_of_an_uninterrupted_one(
+    words: list[str], tmp_path: Path, rng: np.random.Generator
+) -> None:
+    moments = np.sort(rng.uniform(0.0, 0.4, size=20)).tolist()  # the first fall before step 0 is written
+    arguments = json.dumps([words, str(tmp_path / "killed"), moments])
+    done = subprocess.run([sys.executable, "-c", KILLER, arguments], capture_output=True, text=True, check=True)
+    *killed, last = json.loads(done.stdout.splitlines()[-1])
+    assert last == 0, done.stderr
+    assert set(killed) <= {-9, 0} and killed.count(-9) >= 10, killed  # a fast machine may be done before the last
+
+    assert main(["train", *words, "--out", str(tmp_path / "whole")]) == 0
+    assert same_weights(tmp_path / "killed", tmp_path / "whole")
+    assert steps_of(tmp_path / "killed") == steps_of(tmp_path / "whole") == list(range(3, 301, 3))
+
+
+@pytest.fixture
+def run(words: list[str], tmp_path: Path) -> Path:
+    """A run of six steps."""
+    short = ["--train.steps", "6", "--train.log_every", "2"]
+    assert main(["train", *words, *short, "--out", str(tmp_path / "run")]) == 0
+    return tmp_path / "run"
+
+
+def test_files_that_a_kill_left_behind_confuse_nothing(words: list[str], run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "hurt")
+    for name in ("run.json", "resume.safetensors", "weights.safetensors", "checkpoint.json", "metrics.jsonl"):
+        (tmp_path / "hurt" / f"{name}.partial").write_bytes(b"half")
+    with (tmp_path / "hurt/metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "losses": {"action": 1.0}')  # ends like a whole line, and is none
+    (tmp_path / "new.partial").mkdir()
+    (tmp_path / "new.partial/run.json").write_text("half")
+
+    assert main(["train", "--resume", str(tmp_path / "hurt")]) == 0
+    assert same_weights(run, tmp_path / "hurt") and steps_of(tmp_path / "hurt") == [2, 4, 6]
+    assert main(["train", *words, "--train.steps", "6", "--out", str(tmp_path / "new")]) == 0
+    assert same_weights(run, tmp_path / "new") and not (tmp_path / "new.partial").exists()
+
+
+def test_a_kill_between_the_last_two_files_is_mended(run: Path, tmp_path: Path) -> None:
+    weights = load_file(run / "weights.safetensors")
+    shutil.copytree(run, tmp_path / "hurt")
+    save_file({name: value * 0 for name, value in weights.items()}, tmp_path / "hurt/weights.safetensors")
+    assert main(["train", "--resume", str(tmp_path / "hurt")]) == 0
+    assert same_weights(run, tmp_path / "hurt")
+
+
+def test_a_changed_dataset_is_refused(
+    run: Path, tiny_dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_npz(Dataset(tiny_dataset.episodes[:-1]), tmp_path / "data.npz")
+    assert main(["train", "--resume", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert "data.npz has changed since" in error and len(error.splitlines()) == 1
