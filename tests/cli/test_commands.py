@@ -210,7 +210,7 @@ def test_an_environment_that_does_not_fit_is_refused(tt: Run, made: Path, tmp_pa
         "does not fit the model: it has 3 observation",
     )
     refused(
-        tt("evaluate", made / "run", "--env", "CartPole-v1", "--out", "x.json"), "actions must be a one-dimensional Box"
+        tt("evaluate", made / "run", "--env", "CartPole-v1", "--out", "x.json"), "does not fit the model: it has 4 obs"
     )
     assert list(tmp_path.iterdir()) == []
 
