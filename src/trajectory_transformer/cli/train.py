@@ -83,7 +83,7 @@ class Train:
         """What a resumed run needs to know."""
         assert self.dataset is not None
         return {
-            "dataset": str(Path(self.dataset).resolve()),
+            "dataset": str(Path(self.dataset).resolve()) if Path(self.dataset).exists() else self.dataset,
             "tokens": asdict(self.tokens),
             "model": asdict(self.model),
             "train": asdict(self.train),

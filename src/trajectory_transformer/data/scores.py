@@ -1,41 +1,23 @@
-"""Reference returns per task, so that scores compare across tasks: 0 is a random policy, 100 an expert."""
+"""Reference returns of the benchmark tasks, and the score that puts their returns on one scale."""
 
-import re
-from dataclasses import dataclass
-
-from trajectory_transformer.data.episode import Metadata
-
-
-@dataclass(frozen=True)
-class References:
-    """Mean returns of a random policy and of an expert."""
-
-    random: float
-    expert: float
-
-    def __post_init__(self) -> None:
-        """A scale needs two ends."""
-        if not self.expert > self.random:
-            raise ValueError(f"the expert's return must exceed the random policy's {self.random}, got {self.expert}")
-
-
-# The scale of D4RL's locomotion tasks.
-TASKS = {
-    "hopper": References(random=-20.272305, expert=3234.3),
-    "halfcheetah": References(random=-280.178953, expert=12135.0),
-    "walker2d": References(random=1.629008, expert=4592.3),
-    "ant": References(random=-325.6, expert=3879.7),
+# Mean returns of a random and of an expert policy, as D4RL published them for the first versions of these tasks.
+REFERENCE_RETURNS: dict[str, tuple[float, float]] = {
+    "hopper": (-20.272305, 3234.3),
+    "halfcheetah": (-280.178953, 12135.0),
+    "walker2d": (1.629008, 4592.3),
+    "ant": (-325.6, 3879.7),
 }
 
 
-def references_of(env_id: str, metadata: Metadata | None = None) -> References | None:
-    """References of a dataset's metadata (`ref_min_score`, `ref_max_score`) or else of the task; None if unknown."""
-    low, high = ((metadata or {}).get(key) for key in ("ref_min_score", "ref_max_score"))
-    if isinstance(low, int | float) and isinstance(high, int | float):
-        return References(float(low), float(high))
-    return TASKS.get(re.sub(r"-v\d+$", "", env_id.rpartition("/")[2]).lower())
+def reference_returns(env_id: str) -> tuple[float, float] | None:
+    """Returns of a random and an expert policy in an environment of any version; None where they are not known."""
+    return REFERENCE_RETURNS.get(env_id.rpartition("/")[2].partition("-")[0].lower())
 
 
-def normalized_score(total_reward: float, references: References) -> float:
-    """A return on the scale from random (0) to expert (100)."""
-    return 100.0 * (total_reward - references.random) / (references.expert - references.random)
+def normalized_score(env_id: str, episode_return: float) -> float:
+    """100 for the expert, 0 for the random policy."""
+    known = reference_returns(env_id)
+    if known is None:
+        raise ValueError(f"no reference returns are known for {env_id!r}, only for {', '.join(REFERENCE_RETURNS)}")
+    random, expert = known
+    return 100.0 * (episode_return - random) / (expert - random)
