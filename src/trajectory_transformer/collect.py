@@ -27,7 +27,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from trajectory_transformer.actors import ActorSpec, Script, make_script
 from trajectory_transformer.data.episode import Episode
-from trajectory_transformer.data.spaces import action_leaf
+from trajectory_transformer.data.spaces import action_leaf, flatten, split_goal
 from trajectory_transformer.policies import ScriptedPolicy
 from trajectory_transformer.rollout import make_envs, rollout, space_dims
 
@@ -109,6 +109,15 @@ def _stage(job: Job) -> tuple[SyncVectorEnv, Script]:
     envs = make_envs(job.env_id, 1, json.loads(job.env_options))
     observation_dim, _, _ = space_dims(envs)
     return envs, make_script(job.actor, job.env_id, action_leaf(envs.single_action_space), observation_dim)
+
+
+def rehearse(job: Job) -> None:
+    """Let the policy act once, in this process: what does not fit is found out before anything is played."""
+    envs, script = _stage(job)
+    observation_parts, goal_parts = split_goal(envs.single_observation_space)
+    observation, _ = envs.reset(seed=_FIRST_SEED)
+    rows = [flatten(observation, parts, 1)[0] for parts in (observation_parts, goal_parts)]
+    script(rows[0], rows[1], np.random.default_rng(job.seed))
 
 
 def _play(job: Job, indices: Sequence[int]) -> _Batch:
@@ -197,8 +206,8 @@ def collect(
     env_id: str, parts: Sequence[Part], *, seed: int, crew: Crew, env_options: Mapping[str, Any] | None = None
 ) -> Iterator[Played]:
     """Play all parts one after the other, and yield their episodes in order."""
-    for number, part in enumerate(parts):
-        job = Job(env_id, part.actor, seed, json.dumps(dict(env_options or {})))
+    jobs = [Job(env_id, part.actor, seed, json.dumps(dict(env_options or {}))) for part in parts]
+    for number, (job, part) in enumerate(zip(jobs, parts, strict=True)):
         left = part.steps
         # Closed here rather than when collected as garbage: what it still asked for is called off.
         with closing(crew.play(job, part.episodes)) as episodes:

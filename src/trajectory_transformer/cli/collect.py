@@ -15,7 +15,7 @@ from trajectory_transformer.actors import parse_actor
 from trajectory_transformer.cli.console import console, metrics_table, progress_bar
 from trajectory_transformer.cli.data import claim_dataset
 from trajectory_transformer.cli.recipes import Recipe, read_recipe
-from trajectory_transformer.collect import Crew, Played, collect, divide
+from trajectory_transformer.collect import Crew, Job, Played, collect, divide, rehearse
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.scores import normalized_score, reference_returns
@@ -113,7 +113,8 @@ class Collect:
         return Recipe("collected", self.env, tuple(parts))
 
     def _play(self, plan: Recipe, crew: Crew) -> list[Played]:
-        make_envs(plan.env, 1, self.env_options).close()  # what cannot be made is found out here, not in a process
+        for part in plan.parts:
+            rehearse(Job(plan.env, part.actor, self.seed, json.dumps(self.env_options)))
         by_steps = plan.parts[0].steps is not None
         total = sum(part.steps or part.episodes or 0 for part in plan.parts)
         played = []

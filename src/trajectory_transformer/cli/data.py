@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from rich.box import SIMPLE
 from rich.table import Table
 
 from trajectory_transformer.cli.console import claim, console
@@ -110,10 +111,10 @@ def _table(dataset: Dataset, tokens: TokenConfig) -> Table:
     """One row a dimension."""
     title = f"as {tokens.discretizer} tokens of {tokens.num_bins} bins"
     title += "; bins: how many of them are used, top: share of the most common one"
-    table = Table("dimension", "min", "mean", "max", "distinct", "bins", "top", "", caption=title)
-    table.columns[0].no_wrap = True
+    table = Table("dimension", "min", "mean", "max", "distinct", "bins", "top", "", caption=title, box=SIMPLE)
+    table.columns[0].no_wrap = table.columns[-1].no_wrap = True
     for each in dimensions(dataset, tokens):
-        numbers = [f"{value:.4g}" for value in (each.low, each.mean, each.high)]
+        numbers = [f"{value:.3g}" for value in (each.low, each.mean, each.high)]
         table.add_row(each.name, *numbers, str(each.distinct), str(each.bins), f"{each.top_share:.1%}", each.note)
     return table
 

@@ -50,8 +50,8 @@ class Leaf:
         return np.asarray(space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0, np.int64)
 
     def names(self, default: str) -> tuple[str, ...]:
-        """A name for each number: `arm.angle[2]`, or `default 2` where the whole space is one array."""
-        if not self.path:
+        """A name for each number: `arm.angle[2]`, or `default 2` where the array has no name or that very one."""
+        if self.path in ((), (default,)):
             return tuple(f"{default} {index}" for index in range(self.dim))
         name = ".".join(str(key) for key in self.path)
         return (name,) if self.dim == 1 else tuple(f"{name}[{index}]" for index in range(self.dim))

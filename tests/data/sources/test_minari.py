@@ -54,7 +54,7 @@ def test_dictionaries_are_flattened_by_key_and_the_desired_goal_is_the_goal() ->
     store("maze/small-v0", observations, np.array([[0.0], [1.0]]), space, spaces.Box(-1, 1, (1,)))
     dataset = load_dataset("maze/small-v0")
     (episode,) = dataset.episodes
-    assert dataset.observation_names == ("achieved_goal[0]", "achieved_goal[1]", "arm", "observation")
+    assert dataset.observation_names == ("achieved_goal[0]", "achieved_goal[1]", "arm", "observation 0")
     np.testing.assert_allclose(episode.observations[1], [0.3, 0.4, 1, 2], rtol=1e-6)
     assert episode.goal is not None and episode.goal.tolist() == [7, 8]
     assert episode.terminated and episode.outcome == {"success": 1.0}
