@@ -129,3 +129,20 @@ def test_a_remote_that_does_not_answer_is_given_up_in_seconds() -> None:
 def test_names_that_are_neither_file_nor_id_are_refused() -> None:
     with pytest.raises(ValueError, match=r"hopper: no such dataset: neither a file .* nor a Minari id"):
         load_dataset("hopper")
+
+
+def test_a_task_is_our_own_collection_or_the_public_datasets_of_its_name(
+    tiny_dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_dataset(tiny_dataset, "mujoco/hopper/medium-v0")
+    save_dataset(Dataset(tiny_dataset.episodes[:2]), "mujoco/hopper/expert-v0")
+    both = load_dataset("hopper-medium-expert")
+    assert len(both) == 8
+    assert both.metadata["minari"] == "mujoco/hopper/medium-v0 + mujoco/hopper/expert-v0"
+    save_dataset(Dataset(tiny_dataset.episodes[:3]), "tt/hopper-medium-v0")
+    assert len(load_dataset("hopper-medium")) == 3
+    monkeypatch.setattr(source, "_unreachable", lambda endpoint: "no network")
+    with pytest.raises(ValueError, match=r"walker2d-medium: not collected yet \(tt collect --recipe .*no network"):
+        load_dataset("walker2d-medium")
+    with pytest.raises(ValueError, match=r"hopper-medium-replay: not collected yet .* Minari has no public one"):
+        load_dataset("hopper-medium-replay")

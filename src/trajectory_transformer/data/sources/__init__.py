@@ -8,6 +8,7 @@ from trajectory_transformer.data.episode import Dataset, load_npz, save_npz
 from trajectory_transformer.data.sources.hdf5 import load_hdf5, save_hdf5
 from trajectory_transformer.data.sources.minari import load_minari, save_minari
 from trajectory_transformer.data.sources.tables import Columns, load_table, save_table
+from trajectory_transformer.data.sources.tasks import is_task, load_task
 
 __all__ = ["Columns", "is_minari_id", "load_dataset", "save_dataset"]
 
@@ -29,9 +30,9 @@ def is_minari_id(name: str) -> bool:
 
 
 def load_dataset(name: str, columns: Columns | None = None) -> Dataset:
-    """A dataset by file (`.npz`, `.hdf5`, `.parquet`, `.csv`) or Minari id; `columns` says how to read a table.
+    """A dataset by file (`.npz`, `.hdf5`, `.parquet`, `.csv`), Minari id or benchmark task (`hopper-medium`).
 
-    Without `columns`, a table's are read from the file beside it: `log.csv.columns.yaml` for `log.csv`.
+    `columns` says how to read a table; without it, the file beside it does: `log.csv.columns.yaml` for `log.csv`.
     """
     path = Path(name)
     if path.suffix in _READERS or path.suffix in _TABLES:
@@ -40,6 +41,8 @@ def load_dataset(name: str, columns: Columns | None = None) -> Dataset:
         return load_table(path, columns) if path.suffix in _TABLES else _READERS[path.suffix](path)
     if is_minari_id(name):
         return load_minari(name)
+    if is_task(name):
+        return load_task(name)
     known = ", ".join([*_READERS, *_TABLES])
     raise ValueError(
         f"{name}: no such dataset: neither a file with one of {known} nor a Minari id like hopper/medium-v0"

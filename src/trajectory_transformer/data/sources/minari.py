@@ -33,6 +33,15 @@ def _minari() -> ModuleType:
         raise ImportError("reading Minari datasets needs: pip install 'trajectory-transformer[minari]'") from error
 
 
+def is_local(dataset_id: str) -> bool:
+    """Whether a dataset is among the local ones."""
+    try:
+        _minari().load_dataset(dataset_id)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def load_minari(dataset_id: str) -> Dataset:
     """Read a Minari dataset; one that is not here is downloaded, if its remote can be reached."""
     minari = _minari()
