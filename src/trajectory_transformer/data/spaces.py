@@ -92,6 +92,9 @@ def flatten(values: object, parts: Sequence[Leaf], count: int) -> FloatArray:
     rows = []
     for leaf in parts:
         array = _at(values, leaf.path)
+        if array.size != count * leaf.dim:
+            name = ".".join(map(str, leaf.path)) or "an array"
+            raise ValueError(f"{name} must have {leaf.dim} numbers in each of {count} rows, got shape {array.shape}")
         if not isinstance(leaf.space, spaces.Box):
             array = array.astype(np.int64) - leaf.start
         rows.append(array.reshape(count, leaf.dim).astype(np.float32))

@@ -126,6 +126,19 @@ def test_a_remote_that_does_not_answer_is_given_up_in_seconds() -> None:
     assert time.perf_counter() - started < 5
 
 
+def test_episodes_of_other_dimensions_than_their_space_are_refused_by_number() -> None:
+    box = spaces.Box(-9, 9, (2,))
+    store("other/mixed-v0", np.zeros((3, 2)), np.zeros((2, 1)), box, spaces.Box(-1, 1, (1,)))
+    wide = EpisodeBuffer(
+        id=1, observations=np.zeros((2, 3)), actions=np.zeros((1, 1)), rewards=[0], terminations=[0], truncations=[1]
+    )
+    minari.load_dataset("other/mixed-v0").update_dataset_from_buffer([wide])
+    with pytest.raises(
+        ValueError, match=r"other/mixed-v0, episode 1: .* 2 numbers in each of 2 rows, got shape \(2, 3\)"
+    ):
+        load_dataset("other/mixed-v0")
+
+
 def test_names_that_are_neither_file_nor_id_are_refused() -> None:
     with pytest.raises(ValueError, match=r"hopper: no such dataset: neither a file .* nor a Minari id"):
         load_dataset("hopper")
