@@ -243,7 +243,7 @@ def _actor_file(path: Path, env_id: str, observation_dim: int, sample: bool) -> 
         if spread is not None:
             u = u + spread(x) * rng.standard_normal(len(u), dtype=np.float32)
         action = low + 0.5 * (np.tanh(u) + 1) * (high - low) if squash else u
-        return np.asarray(np.clip(action, low, high), dtype=np.float32)
+        return np.asarray(np.minimum(np.maximum(action, low), high), dtype=np.float32)
 
     return act
 
@@ -252,7 +252,7 @@ def _spread(tensors: dict[str, FloatArray]) -> Callable[[FloatArray], FloatArray
     """Standard deviation [A] of the policy's Gaussian from its last hidden layer; None: it has none (linear actors)."""
     if "log_std_layer.weight" in tensors:
         weight, bias = tensors["log_std_layer.weight"], tensors["log_std_layer.bias"]
-        return lambda x: np.exp(np.clip(_dense(weight, x) + bias, -20, 2))
+        return lambda x: np.exp(np.minimum(np.maximum(_dense(weight, x) + bias, -20), 2))
     if "log_std" in tensors:
         std = np.exp(tensors["log_std"])
         return lambda x: std

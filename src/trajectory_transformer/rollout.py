@@ -21,7 +21,8 @@ def make_envs(env_id: str, num_envs: int, options: Mapping[str, Any] | None = No
         return make(env_id, **(options or {}))
 
     try:
-        return SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+        # Nothing is kept of the arrays it returns: `flatten` makes new ones.
+        return SyncVectorEnv([make_one] * num_envs, copy=False, autoreset_mode=AutoresetMode.DISABLED)
     except GymnasiumError as error:
         raise ValueError(f"environment {env_id!r} cannot be made: {error}") from error
 

@@ -34,9 +34,11 @@ def load_table(path: Path, columns: Columns | None = None) -> Dataset:
     names, stored = _header(path)
     if columns is None and beside(path).is_file():
         columns = read_columns(beside(path))
-    elif columns is None and "columns" in stored:
+    if columns is not None:
+        stored = {}  # it describes the columns that it was stored with
+    elif "columns" in stored:
         columns = parse_columns(stored["columns"], str(path))
-    if columns is None:
+    else:
         raise ValueError(_suggestion(path, names))
     missing = [name for name in (*columns.numeric, *columns.labels) if name not in names]
     if missing:
