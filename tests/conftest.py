@@ -1,11 +1,29 @@
 """Fixtures that several test files share."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from trajectory_transformer.config import ModelConfig, TokenConfig
 from trajectory_transformer.data.episode import Dataset, Episode
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where the actor files are: they are too many to be part of the repository."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "policies"
+    parser.addoption("--policies", type=Path, default=default, help="folder of actor files to collect data with")
+
+
+@pytest.fixture(scope="session")
+def policies(pytestconfig: pytest.Config) -> Path:
+    """The folder of actor files; tests that need it are skipped where it is not."""
+    folder = pytestconfig.getoption("--policies")
+    assert isinstance(folder, Path)
+    if not folder.is_dir():
+        pytest.skip(f"needs actor files, and there is no folder {folder}: name it with --policies")
+    return folder
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The environment loop: seeds, order, autoreset."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -104,8 +104,75 @@ def test_goals_reach_the_policy_and_the_episode() -> None:
         assert set(episode.outcome) == {"success", "path_ratio"}
 
 
-def test_unknown_environments_and_spaces_we_do_not_understand_are_refused() -> None:
+def test_unknown_environments_are_refused() -> None:
     with pytest.raises(ValueError, match="environment 'tt/NoSuch-v0' cannot be made"):
         make_envs("tt/NoSuch-v0", 1)
-    with pytest.raises(ValueError, match="actions must be a one-dimensional Box"):
-        space_dims(make_envs("CartPole-v1", 1))
+
+
+class Machine(gymnasium.Env[dict[str, Any], Any]):
+    """Shows a dictionary; takes two categories, the second of which starts at 5; keeps the actions it got."""
+
+    observation_space = spaces.Dict(
+        {
+            "speed": spaces.Box(-9, 9, (2,)),
+            "gear": spaces.Discrete(4, start=1),
+            "arm": spaces.Dict({"on": spaces.MultiBinary(2)}),
+        }
+    )
+    action_space = spaces.MultiDiscrete([2, 3], start=[0, 5])
+    got: ClassVar[list[list[int]]] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._view(), {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        assert action.dtype == np.int64
+        self.got.append(action.tolist())
+        self.steps += 1
+        return self._view(), 0.0, False, self.steps == 2, {}
+
+    def _view(self) -> dict[str, Any]:
+        speed = np.array([0.5, self.steps], dtype=np.float32)
+        return {"speed": speed, "gear": np.int64(3), "arm": {"on": np.array([0, 1], dtype=np.int8)}}
+
+
+def test_dictionary_observations_are_flattened_by_key_and_categories_reach_the_environment() -> None:
+    class Fixed:
+        def act(self, step: Step) -> FloatArray:
+            return np.array([[1, 2]], dtype=np.float32)
+
+    envs = SyncVectorEnv([Machine], autoreset_mode="Disabled")
+    assert space_dims(envs) == (5, 0, 2)
+    (episode,) = rollout(envs, Fixed(), num_episodes=1, seed=0)
+    # arm.on[0], arm.on[1], gear (2 above its start), speed[0], speed[1]
+    np.testing.assert_array_equal(episode.observations, [[0, 1, 2, 0.5, step] for step in range(3)])
+    np.testing.assert_array_equal(episode.actions, [[1, 2], [1, 2]])
+    assert Machine.got == [[1, 7], [1, 7]]
+
+
+def test_discrete_environments_are_played_by_the_random_policy() -> None:
+    envs = make_envs("CartPole-v1", 2)
+    assert space_dims(envs) == (4, 0, 1)
+    policy = RandomPolicy(envs.single_action_space, np.random.default_rng(0))
+    episodes = rollout(envs, policy, num_episodes=3, seed=0)
+    assert {value for episode in episodes for value in episode.actions.ravel().tolist()} == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("actions", "rule"),
+    [
+        ([[0.0, 1.0]], "must have 1 dimensions to fit Discrete"),
+        ([[0.5]], "must be categories of Discrete.*got 0.5"),
+        ([[2.0]], "must be categories of Discrete.*got 2.0"),
+        ([[np.nan]], "must be finite, got nan"),
+    ],
+)
+def test_actions_that_do_not_fit_the_action_space_are_refused(actions: list[list[float]], rule: str) -> None:
+    class Wrong:
+        def act(self, step: Step) -> FloatArray:
+            return np.array(actions, dtype=np.float32)
+
+    with pytest.raises(ValueError, match=rule):
+        rollout(make_envs("CartPole-v1", 1), Wrong(), num_episodes=1, seed=0)

@@ -4,7 +4,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from trajectory_transformer.config import PlanConfig
 from trajectory_transformer.data.episode import FloatArray
+from trajectory_transformer.data.spaces import action_leaf
 from trajectory_transformer.model.decoders import make_decoder
 from trajectory_transformer.model.sampling import Noise, stream_seed
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
@@ -42,19 +43,22 @@ class Policy(Protocol):
 
 
 class RandomPolicy:
-    """Samples the action space uniformly."""
+    """Samples the action space uniformly, categories as their numbers."""
 
-    def __init__(self, space: spaces.Box, rng: np.random.Generator) -> None:
-        """Sample a bounded box."""
-        if not space.is_bounded():
+    def __init__(self, space: spaces.Space[Any], rng: np.random.Generator) -> None:
+        """Sample a bounded box, or categories."""
+        if isinstance(space, spaces.Box) and not space.is_bounded():
             raise ValueError(f"a random policy needs a bounded action space, got {space}")
-        self._space = space
+        self._leaf = action_leaf(space)
         self._rng = rng
 
     def act(self, step: Step) -> FloatArray:
         """Uniform actions [E, A]."""
-        shape = (len(step.observations), *self._space.shape)
-        return self._rng.uniform(self._space.low, self._space.high, shape).astype(np.float32)
+        shape = (len(step.observations), self._leaf.dim)
+        if isinstance(self._leaf.space, spaces.Box):
+            low, high = self._leaf.space.low.ravel(), self._leaf.space.high.ravel()
+            return self._rng.uniform(low, high, shape).astype(np.float32)
+        return self._rng.integers(0, np.array(self._leaf.categories), shape).astype(np.float32)
 
 
 class ScriptedPolicy:

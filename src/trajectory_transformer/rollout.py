@@ -4,42 +4,33 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from gymnasium import Env, make, spaces
+from gymnasium import Env, make
 from gymnasium.error import Error as GymnasiumError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from trajectory_transformer import envs as _registers_our_environments  # noqa: F401
 from trajectory_transformer.data.episode import Episode, FloatArray
+from trajectory_transformer.data.spaces import action_leaf, env_actions, flatten, split_goal, total_dim
 from trajectory_transformer.policies import Policy, Step
 
-Observation = npt.NDArray[np.generic] | Mapping[str, npt.NDArray[np.generic]]
 
-
-def make_envs(env_id: str, num_envs: int) -> SyncVectorEnv:
-    """Environments for `rollout`, which resets them itself."""
+def make_envs(env_id: str, num_envs: int, options: Mapping[str, Any] | None = None) -> SyncVectorEnv:
+    """Environments for `rollout`, which resets them itself; `options` go to the environment's constructor."""
 
     def make_one() -> Env[Any, Any]:
-        return make(env_id)
+        return make(env_id, **(options or {}))
 
     try:
-        return SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+        # Nothing is kept of the arrays it returns: `flatten` makes new ones.
+        return SyncVectorEnv([make_one] * num_envs, copy=False, autoreset_mode=AutoresetMode.DISABLED)
     except GymnasiumError as error:
         raise ValueError(f"environment {env_id!r} cannot be made: {error}") from error
 
 
 def space_dims(envs: VectorEnv[Any, Any, Any]) -> tuple[int, int, int]:
-    """Sizes of observation, goal and action of one environment; only flat boxes are understood."""
-    space = envs.single_observation_space
-    observation, goal = space, None
-    if isinstance(space, spaces.Dict) and {"observation", "desired_goal"} <= set(space):
-        observation, goal = space["observation"], space["desired_goal"]
-    action = envs.single_action_space
-    for name, part in (("observations", observation), ("goals", goal), ("actions", action)):
-        if part is not None and not (isinstance(part, spaces.Box) and len(part.shape) == 1):
-            raise ValueError(f"{name} must be a one-dimensional Box, the environment has {part}")
-    sizes = [0 if part is None else int(np.prod(part.shape or ())) for part in (observation, goal, action)]
-    return sizes[0], sizes[1], sizes[2]
+    """Sizes of observation, goal and action of one environment, as rows of numbers (see `data.spaces`)."""
+    observation, goal = split_goal(envs.single_observation_space)
+    return total_dim(observation), total_dim(goal), action_leaf(envs.single_action_space).dim
 
 
 def rollout(
@@ -57,6 +48,8 @@ def rollout(
     if envs.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
         raise ValueError("rollout resets environments itself: make them with autoreset_mode=AutoresetMode.DISABLED")
     num_envs = envs.num_envs
+    observation_parts, goal_parts = split_goal(envs.single_observation_space)
+    action_part = action_leaf(envs.single_action_space)
     episodes: dict[int, Episode] = {}
     running = np.full(num_envs, -1)  # episode played in each environment, -1 for none
     started = 0
@@ -74,13 +67,15 @@ def rollout(
             seeds: list[int | None] = [seed + int(episode) if episode >= 0 else seed for episode in running]
             # The base class is annotated for one seed, its vector environments all take one each.
             observation, _ = envs.reset(seed=seeds, options={"reset_mask": over.copy()})  # type: ignore[arg-type]
-            observations, goals = split_observation(observation)
+            observations = flatten(observation, observation_parts, num_envs)
+            goals = flatten(observation, goal_parts, num_envs)
             for env in np.flatnonzero(over).tolist():
                 records[env] = _Record([observations[env].copy()], goals[env].copy())
         step = Step(observations, np.where(over, 0, rewards).astype(np.float32), over, goals, running >= 0)
         actions = policy.act(step)
-        observation, reward, terminated, truncated, infos = envs.step(actions)
-        observations, goals = split_observation(observation)
+        observation, reward, terminated, truncated, infos = envs.step(env_actions(actions, action_part))
+        observations = flatten(observation, observation_parts, num_envs)
+        goals = flatten(observation, goal_parts, num_envs)
         rewards = reward.astype(np.float32)
         over = terminated | truncated
         for env in np.flatnonzero(running >= 0).tolist():
@@ -111,13 +106,6 @@ class _Record:
         goal = self.goal if self.goal is not None and self.goal.size else None
         rewards = np.array(self.rewards, dtype=np.float32)
         return Episode(np.stack(self.observations), np.stack(self.actions), rewards, terminated, goal, outcome)
-
-
-def split_observation(observation: Observation) -> tuple[FloatArray, FloatArray]:
-    """Observations [E, O] and goals [E, G] of what a vector environment returned; G = 0 without goals."""
-    if isinstance(observation, Mapping):
-        return observation["observation"].astype(np.float32), observation["desired_goal"].astype(np.float32)
-    return observation.astype(np.float32), np.zeros((len(observation), 0), dtype=np.float32)
 
 
 def _outcome(infos: Mapping[str, Any], env: int) -> dict[str, float]:

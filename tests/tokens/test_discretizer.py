@@ -245,3 +245,17 @@ def test_single_precision_values_fall_into_the_bins_of_their_exact_numbers() -> 
     discretizer = fit(column.astype(np.float64), 3, "quantile", "midpoint")
     direct = discretizer.encode(column[:, None], slice(0, 1))
     np.testing.assert_array_equal(direct[:, 0], tokens_of(discretizer, column.astype(np.float64)))
+
+
+def test_categories_are_tokens_and_decode_to_themselves_whatever_the_data_holds() -> None:
+    columns = [np.array([2.0, 2.0, 0.0]), np.array([-1.0, 0.5, 1.0])]
+    fitted = Discretizer.fit(columns, 5, edges="quantile", bin_value="mean", categories=(4, 0))
+    categories = np.arange(4.0)[:, None]
+    np.testing.assert_array_equal(fitted.encode(categories, slice(0, 1)), [[0], [1], [2], [3]])
+    np.testing.assert_array_equal(fitted.decode(np.arange(4)[:, None], slice(0, 1)), categories)
+    np.testing.assert_array_equal(fitted.encode(columns[1][:, None], slice(1, 2)).ravel(), [0, 1, 1])
+
+
+def test_more_categories_than_bins_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"tokens\.num_bins must be at least 6, .* got 5"):
+        Discretizer.fit([np.zeros(3)], 5, edges="uniform", bin_value="mean", categories=(6,))

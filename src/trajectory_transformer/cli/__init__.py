@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from trajectory_transformer.cli.collect import Collect
-from trajectory_transformer.cli.data import Show
+from trajectory_transformer.cli.data import Convert, Show
 from trajectory_transformer.cli.demo import Demo
 from trajectory_transformer.cli.evaluate import Evaluate
 from trajectory_transformer.cli.importing import Import
@@ -19,6 +19,7 @@ COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
     "collect": Collect,
     "data show": Show,
+    "data convert": Convert,
     "train": Train,
     "import": Import,
     "evaluate": Evaluate,

@@ -1,88 +1,178 @@
-"""`tt collect`: run a policy in an environment and keep what happened."""
+"""`tt collect`: run policies in an environment and keep what happened."""
 
+import importlib.metadata
+import json
+import os
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
-import numpy as np
-from gymnasium import spaces
+import torch
 
-from trajectory_transformer.cli.console import claim, console, metrics_table, progress_bar
+from trajectory_transformer.actors import parse_actor
+from trajectory_transformer.cli.console import console, metrics_table, progress_bar
+from trajectory_transformer.cli.data import claim_dataset
+from trajectory_transformer.cli.recipes import Recipe, read_recipe
+from trajectory_transformer.collect import Crew, Job, Played, collect, divide, rehearse
 from trajectory_transformer.config import require
-from trajectory_transformer.data.episode import Dataset, Episode, Metadata, save_npz
+from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.data.scores import references_of
+from trajectory_transformer.data.sources import is_minari_id, save_dataset
+from trajectory_transformer.data.sources.minari import save_minari
+from trajectory_transformer.data.spaces import action_leaf, split_goal
 from trajectory_transformer.envs import FOUR_ROOMS_ID
-from trajectory_transformer.envs.four_rooms import Demonstrator
 from trajectory_transformer.evaluate import episode_metrics
-from trajectory_transformer.policies import Policy, RandomPolicy, ScriptedPolicy
-from trajectory_transformer.rollout import make_envs, rollout, space_dims
+from trajectory_transformer.results import write_result
+from trajectory_transformer.rollout import make_envs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collect:
-    """Run a policy in an environment and write its episodes as a dataset."""
+    """Run policies in an environment and write their episodes as a dataset."""
 
     positional: ClassVar[dict[str, str]] = {}
 
-    out: Path = Path("data/collected.npz")
-    """The dataset file to write; must not exist."""
+    out: str | None = None
+    """The dataset to write, by its form: a file (.npz, .hdf5, ...) or a Minari id; must not exist.
+    null: data/collected.npz, or tt/NAME-v0 for a recipe."""
+    recipe: str | None = None
+    """Name or path of a recipe (benchmarks/datasets), which says environment, policies and steps."""
+    policies: Path | None = None
+    """Folder with the actor files that policies are named after."""
     env: str = FOUR_ROOMS_ID
     """Gymnasium id of the environment."""
-    policy: Literal["demonstrator", "random"] = "demonstrator"
-    """Who acts: the goal-reaching agent of our own environments, or uniform random actions."""
+    env_options: dict[str, Any] = field(default_factory=dict)
+    """Arguments for the environment's constructor."""
+    policy: str | list[str] = "demonstrator"
+    """Who acts: random, demonstrator (four rooms), FILE.safetensors, a Stable-Baselines3 FILE.zip or module:function,
+    each with options after it: 'FILE sto sigma=0.1 eps=0.05 share=0.5'; several as a list."""
     noise: float = 0.1
     """Spread of the demonstrator's noise, in units of the longest step."""
     wander: float = 0.25
     """Share of the demonstrator's steps that are random."""
     episodes: int = 1000
     """Episodes to collect."""
-    num_envs: int = 16
-    """Environments run side by side."""
+    steps: int | None = None
+    """Steps to collect instead; the last episode of each policy is cut to fit."""
+    workers: int | None = None
+    """Processes that play, each its own episodes; null: one for each core. The result does not depend on it."""
     seed: int = 0
-    """Of the policy; episode i is reset with seed + i."""
+    """Of all randomness: episode i of a policy is a function of seed, policy and i."""
+    result: Path | None = None
+    """Also write returns and speed as a result file."""
 
     def execute(self) -> Dataset:
         """Collect and write."""
         require(self.episodes >= 1, "--episodes must be at least 1", self.episodes)
-        require(self.num_envs >= 1, "--num_envs must be at least 1", self.num_envs)
+        require(self.steps is None or self.steps >= 1, "--steps must be at least 1", self.steps)
+        require(self.workers is None or self.workers >= 1, "--workers must be at least 1", self.workers)
         require(self.seed >= 0, "--seed must not be negative", self.seed)
-        claim(self.out)
+        plan = self._plan()
+        out = self.out or ("data/collected.npz" if self.recipe is None else f"tt/{plan.name}-v0")
+        claim_dataset(out)
         started = time.perf_counter()
-        envs = make_envs(self.env, min(self.num_envs, self.episodes))
-        try:
-            space_dims(envs)
-            policy = self._make_policy(envs.single_action_space)
-            with progress_bar() as bar:
-                task = bar.add_task("collecting", total=self.episodes)
-
-                def count(episode: Episode) -> None:
-                    del episode
-                    bar.advance(task)
-
-                episodes = rollout(envs, policy, num_episodes=self.episodes, seed=self.seed, on_episode=count)
-        finally:
-            envs.close()
-        metadata: Metadata = {
-            "env": self.env,
-            "policy": self.policy,
-            "noise": self.noise,
-            "wander": self.wander,
-            "seed": self.seed,
-        }
-        dataset = Dataset(tuple(episodes), metadata)
-        save_npz(dataset, self.out)
-        console.print(metrics_table(f"{len(dataset)} episodes, {dataset.num_steps} steps", episode_metrics(episodes)))
-        console.print(f"wrote {self.out} in {time.perf_counter() - started:.0f} s")
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        few = plan.parts[0].episodes is not None and sum(part.episodes or 0 for part in plan.parts) <= 64
+        workers = self.workers or (1 if few else cores)
+        with Crew(workers) as crew:
+            played = self._play(plan, crew)
+            dataset = self._dataset(plan, played)
+            if is_minari_id(out):
+                save_minari(dataset, out, [each.seed for each in played])
+            else:
+                save_dataset(dataset, out)
+            seconds, cpu_seconds = time.perf_counter() - started, crew.cpu_seconds
+        metrics = episode_metrics(dataset.episodes, references_of(plan.env))
+        console.print(metrics_table(f"{len(dataset)} episodes, {dataset.num_steps} steps of {plan.env}", metrics))
+        speed, used = dataset.num_steps / seconds, cpu_seconds / seconds / cores
+        console.print(
+            f"wrote {out} in {seconds:.0f} s: {speed:,.0f} steps/s, "
+            f"{workers} processes used {used:.0%} of {cores} cores"
+        )
+        if self.result is not None:
+            metrics |= {"total_steps": dataset.num_steps, "steps_per_second": speed, "core_share": used}
+            self._write_result(plan, out, seconds, metrics)
         return dataset
 
-    def _make_policy(self, actions: spaces.Space[object]) -> Policy:
-        rng = np.random.default_rng(self.seed)
-        if self.policy == "random":
-            if not isinstance(actions, spaces.Box):
-                raise ValueError(f"--policy random needs a Box of actions, the environment has {actions}")
-            return RandomPolicy(actions, rng)
-        if self.env != FOUR_ROOMS_ID:
-            raise ValueError(
-                f"--policy demonstrator knows only {FOUR_ROOMS_ID}, got --env {self.env}; try --policy random"
-            )
-        return ScriptedPolicy(Demonstrator(self.noise, wander=self.wander).act, rng)
+    def _plan(self) -> Recipe:
+        """What to play: the recipe's parts, or those of the flags."""
+        if self.recipe is not None:
+            return read_recipe(self.recipe, self.policies)
+        words = [self.policy] if isinstance(self.policy, str) else self.policy
+        require(len(words) > 0, "--policy must name at least one policy", words)
+        actors = [parse_actor(each, self.policies) for each in words]
+        actors = [
+            replace(actor, noise=self.noise, wander=self.wander) if actor.name == "demonstrator" else actor
+            for actor in actors
+        ]
+        parts = divide(actors, steps=self.steps, episodes=None if self.steps is not None else self.episodes)
+        return Recipe("collected", self.env, tuple(parts))
+
+    def _play(self, plan: Recipe, crew: Crew) -> list[Played]:
+        for part in plan.parts:
+            rehearse(Job(plan.env, part.actor, self.seed, json.dumps(self.env_options)))
+        by_steps = plan.parts[0].steps is not None
+        total = sum(part.steps or part.episodes or 0 for part in plan.parts)
+        played = []
+        with progress_bar() as bar:
+            task = bar.add_task("collecting", total=total)
+            for each in collect(plan.env, plan.parts, seed=self.seed, crew=crew, env_options=self.env_options):
+                played.append(each)
+                bar.advance(task, len(each.episode) if by_steps else 1)
+        return played
+
+    def _dataset(self, plan: Recipe, played: Sequence[Played]) -> Dataset:
+        """The episodes, with names of their dimensions and where they came from."""
+        envs = make_envs(plan.env, 1, self.env_options)
+        observation_parts, _ = split_goal(envs.single_observation_space)
+        action = action_leaf(envs.single_action_space)
+        envs.close()
+        metadata: dict[str, str | int | float | bool | None] = {"env": plan.env, "seed": self.seed}
+        if self.env_options:
+            metadata["env_options"] = json.dumps(self.env_options)
+        metadata["policy"] = ", ".join(part.actor.label for part in plan.parts)
+        metadata |= {f"version.{name}": version for name, version in _versions().items()}
+        known = references_of(plan.env)
+        if known is not None:
+            metadata |= {"ref_min_score": known.random, "ref_max_score": known.expert}
+        for number, part in enumerate(plan.parts):
+            own = [each.episode for each in played if each.part == number]
+            facts = {**part.actor.provenance(), "episodes": len(own), "steps": sum(map(len, own))}
+            metadata |= {f"policy.{number}.{key}": value for key, value in facts.items()}
+        return Dataset(
+            tuple(each.episode for each in played),
+            metadata,
+            action.categories,
+            tuple(name for part in observation_parts for name in part.names("observation")),
+            action.names("action"),
+        )
+
+    def _write_result(self, plan: Recipe, out: str, seconds: float, metrics: dict[str, float]) -> None:
+        assert self.result is not None
+        if self.recipe is not None:
+            words = f"tt collect --recipe {self.recipe} --policies {self.policies}"
+        else:
+            size = f"--episodes {self.episodes}" if self.steps is None else f"--steps {self.steps}"
+            words = f"tt collect --env {plan.env} --policy '{self.policy}' {size}"
+        write_result(
+            self.result,
+            name=f"collect {plan.name}",
+            command=f"{words} --seed {self.seed} --out {out}",
+            device=torch.device("cpu"),
+            seeds=[self.seed],
+            seconds=seconds,
+            metrics=metrics,
+        )
+
+
+def _versions() -> dict[str, str]:
+    """Versions that the same seeds may give other episodes with."""
+    found = {}
+    for package in ("gymnasium", "mujoco", "numpy", "trajectory-transformer"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

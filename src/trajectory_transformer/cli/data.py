@@ -1,69 +1,149 @@
-"""`tt data`: look at a dataset before training on it."""
+"""`tt data`: look at a dataset before training on it, and write it in another format."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from rich.box import SIMPLE
 from rich.table import Table
 
-from trajectory_transformer.cli.console import console
-from trajectory_transformer.data.episode import Dataset, load_npz
+from trajectory_transformer.cli.console import claim, console
+from trajectory_transformer.config import TokenConfig
+from trajectory_transformer.data import sources
+from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.data.scores import normalized_score, references_of
+from trajectory_transformer.data.sources import Columns, is_minari_id, save_dataset
+from trajectory_transformer.data.sources.columns import read_columns
+from trajectory_transformer.report.dataset import dataset_figure, dimensions
+
+SOURCES = "A file (.npz, .hdf5, .parquet, .csv) or a Minari id."
 
 
-def load_dataset(path: str | None) -> Dataset:
-    """A dataset by path."""
-    if path is None:
+@dataclass(frozen=True, kw_only=True)
+class ColumnFlags:
+    """Which column of a CSV or Parquet table holds what; all null: as the YAML file beside the table says."""
+
+    episode: str | None = None
+    """Column that tells episodes apart."""
+    order: str | None = None
+    """Column that the rows of an episode are sorted by."""
+    observations: tuple[str, ...] = ()
+    """Columns of the state."""
+    actions: tuple[str, ...] = ()
+    """Columns of the action."""
+    reward: str | None = None
+    """Column of the reward."""
+    terminal: str | None = None
+    """Column that is true where the task itself ended the episode."""
+    goals: tuple[str, ...] = ()
+    """Columns of what the agent was asked to reach."""
+    categories: dict[str, int] = field(default_factory=dict)
+    """Action columns that hold category numbers from 0, and how many categories each has."""
+    env: str | None = None
+    """Gymnasium id of the environment."""
+
+    def read(self, mapping: Path | None) -> Columns | None:
+        """The columns of a mapping file, with what flags say put over them; None where nothing was said."""
+        given = {name: value for name, value in vars(self).items() if value}
+        if mapping is None:
+            return Columns(**given) if given else None
+        return replace(read_columns(mapping), **given)
+
+
+def load_dataset(name: str | None, columns: Columns | None = None) -> Dataset:
+    """A dataset by the name a user gave."""
+    if name is None:
         raise ValueError("name the dataset file to read, for example: data/collected.npz")
-    if not Path(path).is_file():
-        raise ValueError(f"{path}: no such dataset file; `tt collect` makes one")
-    return load_npz(Path(path))
+    return sources.load_dataset(name, columns)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """Print what a dataset holds: episodes, steps, ranges, returns."""
+    """Print what a dataset holds: episodes, returns, every dimension, and what its tokens would look like."""
 
-    positional: ClassVar[dict[str, str]] = {"dataset": "The .npz dataset to show."}
+    positional: ClassVar[dict[str, str]] = {"dataset": SOURCES}
 
     dataset: str | None = None
-    """The .npz dataset to show."""
+    """A file (.npz, .hdf5, .parquet, .csv) or a Minari id."""
+    plot: Path | None = None
+    """Also draw histograms of returns, lengths and dimensions into this picture."""
+    mapping: Path | None = None
+    """YAML file that says which column of a table holds what; null: the one beside the table."""
+    columns: ColumnFlags = field(default_factory=ColumnFlags)
+    tokens: TokenConfig = field(default_factory=TokenConfig)
 
     def execute(self) -> None:
         """Print."""
-        dataset = load_dataset(self.dataset)
+        dataset = load_dataset(self.dataset, self.columns.read(self.mapping))
         lengths = np.array([len(episode) for episode in dataset])
         ended = np.mean([episode.terminated for episode in dataset])
         console.print(f"{self.dataset}: {len(dataset)} episodes, {dataset.num_steps} steps")
         console.print(f"  steps an episode: {lengths.min()} to {lengths.max()}, mean {lengths.mean():.1f}")
         console.print(f"  ended by the task: {100 * ended:.1f} %, by the recording: {100 * (1 - ended):.1f} %")
         if dataset.has_rewards:
-            returns = np.array([episode.total_reward for episode in dataset])
-            console.print(f"  return: {returns.min():.4g} to {returns.max():.4g}, mean {returns.mean():.4g}")
+            console.print(_returns(dataset))
         else:
             console.print("  no rewards were recorded: train with --tokens.rewards false")
+        console.print("  no NaNs: every value is a finite number")
         for key, value in dataset.metadata.items():
-            console.print(f"  {key}: {value}")
-        console.print(_ranges(dataset))
+            console.print(f"  {key}: {value}", markup=False)
+        tokens = replace(self.tokens, rewards=self.tokens.rewards and dataset.has_rewards)
+        console.print(_table(dataset, tokens))
+        if self.plot is not None:
+            self.plot.parent.mkdir(parents=True, exist_ok=True)
+            dataset_figure(dataset).savefig(self.plot, dpi=120)
+            console.print(f"wrote {self.plot}")
 
 
-def _ranges(dataset: Dataset) -> Table:
-    """One row a dimension: extremes, mean, and what would surprise a discretiser."""
-    table = Table("dimension", "min", "mean", "max", "distinct", "")
-    columns = {
-        "observation": np.concatenate([episode.observations for episode in dataset]),
-        "action": np.concatenate([episode.actions for episode in dataset]),
-    }
-    for kind, data in columns.items():
-        for index, column in enumerate(data.T):
-            distinct = len(np.unique(column))
-            note = "constant" if distinct == 1 else ""
-            table.add_row(
-                f"{kind} {index}",
-                f"{column.min():.4g}",
-                f"{column.mean():.4g}",
-                f"{column.max():.4g}",
-                str(distinct),
-                note,
-            )
+def _returns(dataset: Dataset) -> str:
+    """The distribution of returns in one line, on the benchmark's scale too where it has one."""
+    returns = np.array([episode.total_reward for episode in dataset])
+    quarters = ", ".join(f"{value:.4g}" for value in np.quantile(returns, [0.25, 0.5, 0.75]))
+    text = f"  return: {returns.min():.4g} to {returns.max():.4g}, mean {returns.mean():.4g}, quartiles {quarters}"
+    references = references_of(str(dataset.metadata.get("env", "")), dataset.metadata)
+    if references is not None:
+        text += f", normalised mean {normalized_score(float(returns.mean()), references):.1f}"
+    return text
+
+
+def _table(dataset: Dataset, tokens: TokenConfig) -> Table:
+    """One row a dimension."""
+    title = f"as {tokens.discretizer} tokens of {tokens.num_bins} bins"
+    title += "; bins: how many of them are used, top: share of the most common one"
+    table = Table("dimension", "min", "mean", "max", "distinct", "bins", "top", "", caption=title, box=SIMPLE)
+    table.columns[0].no_wrap = table.columns[-1].no_wrap = True
+    for each in dimensions(dataset, tokens):
+        numbers = [f"{value:.3g}" for value in (each.low, each.mean, each.high)]
+        table.add_row(each.name, *numbers, str(each.distinct), str(each.bins), f"{each.top_share:.1%}", each.note)
     return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convert:
+    """Write a dataset in another format: Minari, .npz, .hdf5, .parquet or .csv."""
+
+    positional: ClassVar[dict[str, str]] = {"dataset": SOURCES}
+
+    dataset: str | None = None
+    """A file (.npz, .hdf5, .parquet, .csv) or a Minari id."""
+    out: str | None = None
+    """What to write, by its form: a file (.npz, .hdf5, .parquet, .csv) or a Minari id such as hopper/mine-v0."""
+    mapping: Path | None = None
+    """YAML file that says which column of a table holds what; null: the one beside the table."""
+    columns: ColumnFlags = field(default_factory=ColumnFlags)
+
+    def execute(self) -> None:
+        """Read and write."""
+        if self.out is None:
+            raise ValueError("say what to write with --out: a file such as data/x.parquet, or a Minari id")
+        claim_dataset(self.out)
+        dataset = load_dataset(self.dataset, self.columns.read(self.mapping))
+        save_dataset(dataset, self.out)
+        console.print(f"wrote {self.out}: {len(dataset)} episodes, {dataset.num_steps} steps")
+
+
+def claim_dataset(out: str) -> None:
+    """Refuse to write a dataset where one is; a Minari id is claimed by Minari itself."""
+    if not is_minari_id(out) or Path(out).suffix:
+        claim(Path(out))

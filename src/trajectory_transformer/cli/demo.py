@@ -41,7 +41,7 @@ class Demo:
         claim(dataset, overwrite=self.overwrite)
 
         console.rule("1. demonstrations of an agent that reaches random goals, with noise")
-        demonstrations = Collect(out=dataset, episodes=self.demonstrations, seed=self.seed).execute()
+        demonstrations = Collect(out=str(dataset), episodes=self.demonstrations, seed=self.seed).execute()
         console.rule("2. training: the goal, then states and actions, token by token")
         Train(
             dataset=str(dataset),

@@ -3,7 +3,7 @@
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,15 +69,31 @@ class Dataset:
 
     episodes: tuple[Episode, ...]
     metadata: Metadata = field(default_factory=dict)
+    action_categories: tuple[int, ...] = ()  # [A], how many values an action dimension has; 0 (or empty): continuous
+    observation_names: tuple[str, ...] = ()  # [O]; empty: "observation 0", ...
+    action_names: tuple[str, ...] = ()  # [A]; empty: "action 0", ...
 
     def __post_init__(self) -> None:
-        """Check that the episodes agree with each other."""
+        """Check that the episodes agree with each other, and fill in what was left empty."""
         if not self.episodes:
             raise ValueError("a dataset needs at least one episode, got none")
         first = _kind(self.episodes[0])
         for index, episode in enumerate(self.episodes):
             if _kind(episode) != first:
                 raise ValueError(f"episode {index}: every episode must have {first} as episode 0, got {_kind(episode)}")
+        self._complete("action_categories", [0] * self.action_dim)
+        self._complete("observation_names", [f"observation {index}" for index in range(self.observation_dim)])
+        self._complete("action_names", [f"action {index}" for index in range(self.action_dim)])
+        if any(self.action_categories):
+            for index, episode in enumerate(self.episodes):
+                _check_categories(index, episode.actions, self.action_categories)
+
+    def _complete(self, name: str, default: Sequence[str | int]) -> None:
+        """Fill in an empty field; a frozen dataclass lets nothing else be done to it."""
+        given = tuple(getattr(self, name)) or tuple(default)
+        if len(given) != len(default):
+            raise ValueError(f"{name} needs one entry for each of {len(default)} dimensions, got {len(given)}")
+        object.__setattr__(self, name, given)
 
     def __len__(self) -> int:
         """Episodes."""
@@ -116,6 +132,17 @@ def _kind(episode: Episode) -> str:
     return f"{dims}, {rewards} and {goal}"
 
 
+def _check_categories(index: int, actions: FloatArray, categories: Sequence[int]) -> None:
+    """Actions of a category are its number: 0, 1, ... below how many there are."""
+    for dim, count in enumerate(categories):
+        column = actions[:, dim]
+        wrong = (column != np.rint(column)) | (column < 0) | (column >= count) if count else np.zeros(0, np.bool_)
+        if wrong.any():
+            raise ValueError(
+                f"episode {index}: action {dim} must be a whole number from 0 to {count - 1}, got {column[wrong][0]:g}"
+            )
+
+
 def returns_to_go(rewards: npt.NDArray[np.floating], discount: float, *, include_own: bool = False) -> DoubleArray:
     """Discounted sum of the rewards after each step (its own reward too on request): rewards [T] -> [T]."""
     returns = np.zeros(len(rewards) + 1, dtype=np.float64)
@@ -135,6 +162,9 @@ def save_npz(dataset: Dataset, path: Path) -> None:
         "actions": np.concatenate([episode.actions for episode in episodes]),
         "outcomes": np.array(json.dumps([dict(episode.outcome) for episode in episodes])),
         "metadata": np.array(json.dumps(dict(dataset.metadata))),
+        "action_categories": np.array(dataset.action_categories, dtype=np.int64),
+        "observation_names": np.array(dataset.observation_names),
+        "action_names": np.array(dataset.action_names),
     }
     rewards = [episode.rewards for episode in episodes if episode.rewards is not None]
     goals = [episode.goal for episode in episodes if episode.goal is not None]
@@ -198,4 +228,13 @@ def load_npz(path: Path) -> Dataset:
             episodes.append(episode)
         except ValueError as error:
             raise ValueError(f"{path}, episode {index}: {error}") from error
-    return Dataset(tuple(episodes), metadata)
+    try:
+        return Dataset(
+            tuple(episodes),
+            metadata,
+            tuple(arrays["action_categories"].tolist()) if "action_categories" in arrays else (),
+            tuple(arrays["observation_names"].tolist()) if "observation_names" in arrays else (),
+            tuple(arrays["action_names"].tolist()) if "action_names" in arrays else (),
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}, {error}") from error

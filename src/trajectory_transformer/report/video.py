@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium import make
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
 
-from trajectory_transformer.policies import Controller, Policy
-from trajectory_transformer.rollout import split_observation
+from trajectory_transformer.policies import Policy
+from trajectory_transformer.rollout import rollout
 
 Frame = npt.NDArray[np.uint8]
 
@@ -38,31 +39,33 @@ def video_writer(path: Path) -> Callable[[Sequence[Frame], int], None]:
     return write_mp4
 
 
+class _Filmed(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Keeps what the environment draws after every step."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.frames: list[Frame] = []
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        seen = self.env.reset(**options)
+        self._draw()
+        return seen
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        seen = self.env.step(action)
+        self._draw()
+        return seen
+
+    def _draw(self) -> None:
+        self.frames.append(np.array(self.env.render(), dtype=np.uint8))
+
+
 def record_video(path: Path, env_id: str, policy: Policy, *, seed: int) -> None:
     """Play one episode and film it."""
     write = video_writer(path)
-    env = make(env_id, render_mode="rgb_array")
-    controller = Controller(policy)
-    observation, _ = env.reset(seed=seed)
-    frames, reward, over = [_frame(env)], 0.0, False
-    while not over:
-        observations, goals = split_observation(_batched(observation))
-        action = controller.act(observations[0], reward=reward, goal=goals[0])
-        observation, earned, terminated, truncated, _ = env.step(action)
-        reward, over = float(earned), terminated or truncated
-        frames.append(_frame(env))
+    filmed = _Filmed(gymnasium.make(env_id, render_mode="rgb_array"))
+    envs = SyncVectorEnv([lambda: filmed], copy=False, autoreset_mode=AutoresetMode.DISABLED)
+    rollout(envs, policy, num_episodes=1, seed=seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(frames, int(env.metadata.get("render_fps", 30)))
-    env.close()
-
-
-def _batched(observation: Any) -> Any:
-    """One environment's observation as a vector environment would return it."""
-    if isinstance(observation, dict):
-        return {name: np.asarray(part)[None] for name, part in observation.items()}
-    return np.asarray(observation)[None]
-
-
-def _frame(env: Any) -> Frame:
-    frame: Frame = np.asarray(env.render(), dtype=np.uint8)
-    return frame
+    write(filmed.frames, int(filmed.metadata.get("render_fps", 30)))
+    envs.close()

@@ -37,6 +37,11 @@ def quantile_edges(data: DoubleArray, num_bins: int) -> DoubleArray:
 EDGES: dict[str, Callable[[DoubleArray, int], DoubleArray]] = {"uniform": uniform_edges, "quantile": quantile_edges}
 
 
+def category_edges(num_categories: int) -> DoubleArray:
+    """Edges that give every category a bin of its own, numbered as the category is: -> [num_categories + 1]."""
+    return np.arange(num_categories + 1, dtype=np.float64)
+
+
 def bins_of(values: npt.NDArray[np.floating], edges: DoubleArray) -> TokenArray:
     """Bin of the largest edge not above each value; values outside the edges fall into the first or last bin."""
     last = max(len(edges) - 2, 0)
@@ -71,12 +76,32 @@ class Discretizer:
     values: DoubleArray  # [S, V], what each bin decodes to; past a dimension's last bin, which no data has, the last's
 
     @classmethod
-    def fit(cls, columns: Sequence[DoubleArray], num_bins: int, *, edges: str, bin_value: str) -> "Discretizer":
-        """Fit each dimension on its own data: S columns [N_i]."""
-        fitted = tuple(EDGES[edges](column, num_bins) for column in columns)
+    def fit(
+        cls,
+        columns: Sequence[DoubleArray],
+        num_bins: int,
+        *,
+        edges: str,
+        bin_value: str,
+        categories: Sequence[int] = (),
+    ) -> "Discretizer":
+        """Fit each dimension on its own data: S columns [N_i].
+
+        `categories` may say of each dimension how many values it has, 0 for a continuous one: their numbers are then
+        tokens as they stand, and decode to themselves.
+        """
+        counts = tuple(categories) or (0,) * len(columns)
+        if max(counts) > num_bins:
+            raise ValueError(
+                f"tokens.num_bins must be at least {max(counts)}, the categories of one dimension, got {num_bins}"
+            )
+        fitted = tuple(
+            category_edges(count) if count else EDGES[edges](column, num_bins)
+            for column, count in zip(columns, counts, strict=True)
+        )
         values = np.empty((len(columns), num_bins))
-        for row, column, bounds in zip(values, columns, fitted, strict=True):
-            decoded = BIN_VALUES[bin_value](column, bounds)
+        for row, column, bounds, count in zip(values, columns, fitted, counts, strict=True):
+            decoded = bounds[:-1] if count else BIN_VALUES[bin_value](column, bounds)
             row[: len(decoded)] = decoded
             row[len(decoded) :] = decoded[-1]
         return cls(fitted, values)

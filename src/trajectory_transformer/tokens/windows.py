@@ -48,7 +48,11 @@ def fit_discretizer(dataset: Dataset, config: TokenConfig) -> Discretizer:
     """Fit every slot on all steps of a dataset."""
     parts = [episode_columns(episode, config) for episode in dataset]
     slots = [column for part in zip(*parts, strict=True) for column in np.concatenate(part).T]
-    return Discretizer.fit(slots, config.num_bins, edges=config.discretizer, bin_value=config.bin_value)
+    others = len(slots) - dataset.observation_dim - dataset.action_dim
+    categories = (*[0] * dataset.observation_dim, *dataset.action_categories, *[0] * others)
+    return Discretizer.fit(
+        slots, config.num_bins, edges=config.discretizer, bin_value=config.bin_value, categories=categories
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,248 @@
+"""Minari datasets, by id: local ones first, then through Minari's own download."""
+
+import json
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.error import Error as GymnasiumError
+
+from trajectory_transformer.data.episode import Dataset, Episode, FloatArray
+from trajectory_transformer.data.scores import references_of
+from trajectory_transformer.data.sources.rows import description
+from trajectory_transformer.data.spaces import Leaf, Space, flatten, leaves, split_goal, total_dim
+
+_DESCRIPTION = "trajectory_transformer"
+_PATIENCE = 3.0  # seconds in which the remote must answer at all
+
+
+def _minari() -> ModuleType:
+    try:
+        import_module("h5py")
+        return import_module("minari")
+    except ImportError as error:
+        raise ImportError("reading Minari datasets needs: pip install 'trajectory-transformer[minari]'") from error
+
+
+def is_local(dataset_id: str) -> bool:
+    """Whether a dataset is among the local ones."""
+    try:
+        _minari().load_dataset(dataset_id)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def load_minari(dataset_id: str) -> Dataset:
+    """Read a Minari dataset; one that is not here is downloaded, if its remote can be reached."""
+    minari = _minari()
+    local_id = dataset_id.split("://", 1)[-1].split("/", 1)[-1] if "://" in dataset_id else dataset_id
+    try:
+        source = minari.load_dataset(local_id)
+    except FileNotFoundError:
+        _download(minari, dataset_id)
+        source = minari.load_dataset(local_id)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"Minari dataset {dataset_id}: cannot be read ({error})") from error
+    raw = source.storage.metadata
+    ours = json.loads(raw.get(_DESCRIPTION, "{}"))
+    observation_parts, goal_parts = split_goal(source.observation_space)
+    action_parts = leaves(source.action_space, "actions")
+    outcomes = ours.get("outcomes", [])
+    episodes = []
+    for index, record in enumerate(source.iterate_episodes()):
+        try:
+            outcome = outcomes[index] if index < len(outcomes) else _outcome(record.infos)
+            episodes.append(_episode(record, observation_parts, goal_parts, action_parts, outcome))
+        except ValueError as error:
+            raise ValueError(f"Minari dataset {dataset_id}, episode {index}: {error}") from error
+    if not ours.get("rewards", True):
+        episodes = [Episode(e.observations, e.actions, None, e.terminated, e.goal, e.outcome) for e in episodes]
+    metadata = {"minari": local_id, **_described(raw), **ours.get("metadata", {})}
+    names = [name for leaf in observation_parts for name in leaf.names("observation")]
+    action_names = [name for leaf in action_parts for name in leaf.names("action")]
+    try:
+        return Dataset(
+            tuple(episodes),
+            metadata,
+            tuple(count for leaf in action_parts for count in leaf.categories),
+            tuple(ours.get("observation_names", names)),
+            tuple(ours.get("action_names", action_names)),
+        )
+    except ValueError as error:
+        raise ValueError(f"Minari dataset {dataset_id}: {error}") from error
+
+
+def _episode(
+    record: Any,
+    observation_parts: Sequence[Leaf],
+    goal_parts: Sequence[Leaf],
+    action_parts: Sequence[Leaf],
+    outcome: Mapping[str, float],
+) -> Episode:
+    steps = len(record.rewards)
+    observations = flatten(record.observations, observation_parts, steps + 1)
+    goals = flatten(record.observations, goal_parts, steps + 1)
+    return Episode(
+        observations=observations,
+        actions=flatten(record.actions, action_parts, steps),
+        rewards=np.asarray(record.rewards, dtype=np.float32),
+        terminated=bool(record.terminations[-1]),
+        goal=goals[0] if total_dim(goal_parts) else None,
+        outcome=outcome,
+    )
+
+
+def _outcome(infos: Mapping[str, Any] | None) -> dict[str, float]:
+    """Whether the episode succeeded, where the environment said so."""
+    success = (infos or {}).get("success")
+    return {} if success is None or np.ndim(success) != 1 else {"success": float(success[-1])}
+
+
+def _described(raw: Mapping[str, Any]) -> dict[str, str | float]:
+    """What Minari itself knows of a dataset, as far as it serves us."""
+    found: dict[str, str | float] = {}
+    if isinstance(raw.get("env_spec"), str):
+        found["env"] = json.loads(raw["env_spec"])["id"]
+    for key in ("ref_min_score", "ref_max_score"):
+        if isinstance(raw.get(key), int | float):
+            found[key] = float(raw[key])
+    return found
+
+
+def _download(minari: ModuleType, dataset_id: str) -> None:
+    """Fetch a dataset that is not here; answers within seconds where there is no network."""
+    try:
+        endpoint = import_module("huggingface_hub.constants").ENDPOINT
+    except ImportError as error:
+        raise ImportError(
+            f"Minari dataset {dataset_id} is not among the local ones; downloading it needs: "
+            "pip install 'trajectory-transformer[minari]'"
+        ) from error
+    reason = _unreachable(endpoint)
+    if reason is not None:
+        local = sorted(minari.list_local_datasets())
+        raise ValueError(
+            f"Minari dataset {dataset_id}: not among the local ones ({', '.join(local) or 'none'}), "
+            f"and the remote cannot be reached ({reason})"
+        )
+    try:
+        minari.download_dataset(dataset_id)
+    except Exception as error:  # whatever the remote's client raises, the cause is the id or the network
+        raise ValueError(f"Minari dataset {dataset_id}: not here and cannot be downloaded ({error})") from error
+
+
+def _unreachable(endpoint: str) -> str | None:
+    """Why the remote does not answer, or None: Minari's client would try for half a minute to find out."""
+    answer: list[str | None] = []
+
+    def ask() -> None:
+        try:
+            with urlopen(Request(endpoint, method="HEAD"), timeout=_PATIENCE):
+                answer.append(None)
+        except HTTPError:
+            answer.append(None)  # it said no, but it is there
+        except OSError as error:
+            answer.append(str(getattr(error, "reason", error)))
+
+    # In a thread of its own, for looking a name up has no time limit.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE + 1)
+    return answer[0] if answer else f"no answer in {_PATIENCE + 1:.0f} s"
+
+
+def save_minari(dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None = None) -> None:
+    """Write a local Minari dataset; a goal becomes `desired_goal` of every step, missing rewards zeros."""
+    minari = _minari()
+    episode_buffer = import_module("minari.data_collector.episode_buffer").EpisodeBuffer
+    env = _environment(dataset)
+    action_space = _action_space(dataset, env)
+    observation_space: Space = spaces.Box(-np.inf, np.inf, (dataset.observation_dim,), np.float32)
+    goal = dataset.episodes[0].goal
+    if goal is not None:
+        goal_space = spaces.Box(-np.inf, np.inf, goal.shape, np.float32)
+        observation_space = spaces.Dict({"observation": observation_space, "desired_goal": goal_space})
+    buffers = [
+        episode_buffer(
+            id=index,
+            seed=None if seeds is None else seeds[index],
+            observations=_observations(episode),
+            actions=_actions(episode, action_space),
+            rewards=np.zeros(len(episode), np.float32) if episode.rewards is None else episode.rewards,
+            terminations=_at_end(len(episode), episode.terminated),
+            truncations=_at_end(len(episode), not episode.terminated),
+        )
+        for index, episode in enumerate(dataset)
+    ]
+    known = references_of(str(dataset.metadata.get("env", "")), dataset.metadata)
+    packages = [name for name in ("gymnasium", "mujoco") if f"version.{name}" in dataset.metadata]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about authors and links that a recording need not have
+            stored = minari.create_dataset_from_buffers(
+                dataset_id,
+                buffers,
+                env=None if env is None else env.spec,
+                observation_space=observation_space,
+                action_space=action_space,
+                algorithm_name=str(dataset.metadata.get("policy", "recorded")),
+                description=str(dataset.metadata.get("description", f"{len(dataset)} episodes, written by tt")),
+                ref_min_score=known.random if known else None,
+                ref_max_score=known.expert if known else None,
+                requirements=[f"{name}=={dataset.metadata[f'version.{name}']}" for name in packages],
+            )
+    except ValueError as error:
+        raise ValueError(f"Minari dataset {dataset_id}: cannot be written ({error})") from error
+    stored.storage.update_metadata({_DESCRIPTION: description(dataset)})
+
+
+def _environment(dataset: Dataset) -> "gymnasium.Env[Any, Any] | None":
+    """The environment that a dataset names, if it can be made here."""
+    name = dataset.metadata.get("env")
+    options = json.loads(str(dataset.metadata.get("env_options", "{}")))
+    try:
+        return gymnasium.make(name, **options) if isinstance(name, str) else None
+    except (GymnasiumError, ImportError):
+        return None
+
+
+def _action_space(dataset: Dataset, env: "gymnasium.Env[Any, Any] | None") -> Space:
+    """The environment's, where it fits the dataset; else the smallest space that holds its actions."""
+    categories = dataset.action_categories
+    if env is not None and isinstance(env.action_space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete):
+        leaf = Leaf((), env.action_space)
+        if leaf.categories == categories:
+            return env.action_space
+    if all(categories):
+        return spaces.Discrete(categories[0]) if len(categories) == 1 else spaces.MultiDiscrete(list(categories))
+    if any(categories):
+        raise ValueError(f"Minari holds continuous or discrete actions, not both in one array: {categories}")
+    actions = np.concatenate([episode.actions for episode in dataset])
+    return spaces.Box(actions.min(axis=0), actions.max(axis=0), dtype=np.float32)
+
+
+def _observations(episode: Episode) -> FloatArray | dict[str, FloatArray]:
+    if episode.goal is None:
+        return episode.observations
+    return {"observation": episode.observations, "desired_goal": np.tile(episode.goal, (len(episode) + 1, 1))}
+
+
+def _actions(episode: Episode, space: Space) -> npt.NDArray[np.generic]:
+    leaf = Leaf((), space)
+    actions = episode.actions.reshape(len(episode), *(space.shape or ()))
+    return actions if isinstance(space, spaces.Box) else np.asarray(actions.astype(np.int64) + leaf.start)
+
+
+def _at_end(steps: int, value: bool) -> npt.NDArray[np.bool_]:
+    """True at the last step alone, if at all."""
+    return np.asarray((np.arange(steps) == steps - 1) & value)

@@ -1,0 +1,189 @@
+"""`tt data` and `tt collect` as typed: one dataset in every format, recipes, and answers to bad input."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import minari
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from safetensors.torch import load_file
+
+from trajectory_transformer.data.episode import Dataset, Episode, save_npz
+from trajectory_transformer.data.sources import load_dataset
+
+Run = Callable[..., tuple[int, str]]
+Refused = Callable[..., None]
+FORMATS = ["hopper.hdf5", "hopper.parquet", "hopper.csv", "tests/hopper-v0"]
+TINY = ["--model.window", 3, "--model.num_layers", 1, "--model.num_heads", 2, "--model.width", 16]
+SHORT = ["--tokens.num_bins", 16, "--train.batch_size", 8, "--train.steps", 3, "--train.seed", 5]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two thousand steps of two hopper policies."""
+    path = tmp_path_factory.mktemp("recipe") / "hopper-small.yaml"
+    path.write_text(
+        "env: Hopper-v5\nparts:\n  - {policy: hopper-medium-sac sto, steps: 1500}\n  - {policy: random, steps: 500}\n"
+    )
+    return path
+
+
+def test_every_format_gives_the_same_episodes_and_the_same_weights(
+    tt: Run, recipe: Path, policies: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("mujoco")
+    code, text = tt("collect", "--recipe", recipe, "--policies", policies, "--out", "hopper.npz", "--workers", 1)
+    assert code == 0, text
+    assert "2000 steps of Hopper-v5" in text and "cores" in text
+    for name in FORMATS:
+        code, text = tt("data", "convert", "hopper.npz", "--out", name)
+        assert code == 0, text
+    original = load_dataset("hopper.npz")
+    assert original.num_steps == 2000
+    weights = {}
+    for number, name in enumerate(["hopper.npz", *FORMATS]):
+        found = load_dataset(name)
+        for a, b in zip(found, original, strict=True):
+            np.testing.assert_array_equal(a.observations, b.observations)
+            np.testing.assert_array_equal(a.actions, b.actions)
+            np.testing.assert_array_equal(a.rewards, b.rewards)
+            assert a.terminated == b.terminated
+        assert found.metadata["env"] == "Hopper-v5"
+        code, text = tt("train", name, "--out", f"run{number}", *TINY, *SHORT)
+        assert code == 0, text
+        weights[name] = load_file(tmp_path / f"run{number}/weights.safetensors")
+    for name in FORMATS:
+        assert all(weights[name][key].equal(weights["hopper.npz"][key]) for key in weights["hopper.npz"]), name
+
+
+def test_collected_minari_datasets_say_where_they_came_from(tt: Run, recipe: Path, policies: Path) -> None:
+    pytest.importorskip("mujoco")
+    code, text = tt("collect", "--recipe", recipe, "--policies", policies, "--workers", 1, "--result", "r.json")
+    assert code == 0, text
+    assert "wrote tt/hopper-small-v0" in text
+    stored = minari.load_dataset("tt/hopper-small-v0")
+    assert stored.env_spec is not None and stored.env_spec.id == "Hopper-v5"
+    raw = stored.storage.metadata
+    assert (raw["ref_min_score"], raw["ref_max_score"]) == (-20.272305, 3234.3)
+    assert any(each.startswith("mujoco==") for each in raw["requirements"])
+    known = load_dataset("tt/hopper-small-v0").metadata
+    assert known["policy"] == "hopper-medium-sac sto, random"
+    assert known["policy.0.file"] == "hopper-medium-sac.safetensors"
+    assert len(str(known["policy.0.sha256"])) == 64
+    assert (known["policy.0.mode"], known["policy.0.steps"], known["policy.1.steps"]) == ("sto", 1500, 500)
+    assert known["seed"] == 0 and "version.mujoco" in known
+    result = json.loads(Path("r.json").read_text())
+    assert result["metrics"]["total_steps"] == 2000
+    assert result["metrics"].keys() >= {"return", "return_stderr", "normalized_score", "core_share"}
+
+
+def test_every_recipe_of_the_benchmark_names_actors_that_exist(policies: Path) -> None:
+    from trajectory_transformer.cli.recipes import FOLDER, read_recipe
+
+    folder = Path(__file__).resolve().parents[2] / FOLDER
+    recipes = {path.stem: read_recipe(str(path), policies) for path in folder.glob("*.yaml")}
+    sizes = {name: sum(part.steps or 0 for part in recipe.parts) for name, recipe in recipes.items()}
+    tasks = ("hopper", "halfcheetah", "walker2d")
+    expected = {f"{task}-{kind}": 10**6 for task in tasks for kind in ("medium", "expert")}
+    expected |= {f"{task}-medium-expert": 2 * 10**6 for task in tasks} | {"humanoid-expert": 10**6}
+    expected |= dict(zip([f"{task}-medium-replay" for task in tasks], [400_000, 200_000, 300_000], strict=True))
+    assert sizes == expected
+    for name, recipe in recipes.items():
+        assert recipe.env.lower() == f"{name.partition('-')[0]}-v5"
+
+
+def test_show_prints_names_returns_tokens_and_oddities_and_draws_them(tt: Run, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(11, 1))
+    observations = np.concatenate([x, np.full((11, 1), 2.0), x], axis=1).astype(np.float32)
+    actions = rng.integers(0, 3, (10, 1)).astype(np.float32)
+    episode = Episode(observations, actions, np.ones(10, np.float32), terminated=False)
+    names = ("speed", "mass", "copy")
+    save_npz(Dataset((episode, episode), {"env": "Hopper-v5"}, (3,), names), tmp_path / "x.npz")
+    code, text = tt("data", "show", "x.npz", "--plot", "x.png", "--tokens.num_bins", 5)
+    assert code == 0, text
+    for part in ("2 episodes, 20 steps", "quartiles 10, 10, 10", "normalised mean 0.9", "constant", "same as speed"):
+        assert part in text
+    assert "3 categories" in text and "5 bins" in text
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+def test_columns_can_be_given_as_flags_or_as_a_file(tt: Run, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("run,v,u,r\n0,1,0.5,1\n0,2,0.5,1\n0,3,0.5,1\n1,4,0.5,1\n1,5,0.5,1\n")
+    flags = ["--columns.episode", "run", "--columns.observations", "[v]", "--columns.actions", "[u]"]
+    code, text = tt("data", "show", "log.csv", *flags)
+    assert code == 0, text
+    assert "2 episodes, 3 steps" in text and "no rewards were recorded" in text
+    (tmp_path / "columns.yaml").write_text("episode: run\nobservations: [v]\nactions: [u]\n")
+    code, text = tt(
+        "data", "convert", "log.csv", "--mapping", "columns.yaml", "--columns.reward", "r", "--out", "l.npz"
+    )
+    assert code == 0, text
+    assert load_dataset("l.npz").has_rewards
+
+
+def test_bad_data_is_answered_in_one_sentence_with_file_and_row(
+    refused: Refused, tiny_dataset: Dataset, tmp_path: Path
+) -> None:
+    path = tmp_path / "cut.hdf5"
+    with h5py.File(path, "w") as file:
+        file["observations"] = np.zeros((1000, 3))
+    path.write_bytes(path.read_bytes()[:2000])
+    refused(r"cut\.hdf5: not a whole HDF5 file, was it truncated\?", "train", "cut.hdf5")
+    lists = {"s": [[1.0, 2.0], [1.0, 2.0], [3.0]], "a": [0.0, 1.0, 2.0], "e": [0, 0, 1]}
+    pyarrow.parquet.write_table(pyarrow.table(lists), tmp_path / "mixed.parquet")
+    flags = ["--columns.observations", "[s]", "--columns.actions", "[a]"]
+    refused(r"mixed\.parquet, row 3: lists .* must have 2 entries", "data", "show", "mixed.parquet", *flags)
+    refused(r"mixed\.parquet: the table has no column 'b'", "data", "show", "mixed.parquet", *flags[:3], "[b]")
+    (tmp_path / "log.csv").write_text("s,a\n1,2\n1,two\n")
+    refused(r"log\.csv, row 2: column 'a' must hold numbers, got 'two'", "data", "show", "log.csv", *flags)
+    refused(r"no such dataset", "train", "hopper")
+    refused(r"say what to write with --out", "data", "convert", "log.csv")
+
+
+def test_an_unknown_minari_id_is_answered_in_seconds(refused: Refused) -> None:
+    started = time.perf_counter()
+    refused(r"Minari dataset nobody/nothing-v0: not ", "train", "nobody/nothing-v0")
+    assert time.perf_counter() - started < 20  # a network that answers may take its time
+
+
+def test_policies_that_do_not_fit_are_answered_in_one_sentence(refused: Refused, tt: Run, tmp_path: Path) -> None:
+    (tmp_path / "wrong_actors.py").write_text(
+        "import numpy as np\ndef act(observation, goal, rng):\n    return np.ones(5)\n"
+    )
+    refused(
+        r"policy wrong_actors:act det: its actions must have 2 dimensions to fit Box.*got shape \(5,\)",
+        *("collect", "--policy", "wrong_actors:act", "--episodes", 2),
+    )
+    refused(r"--recipe nothing: no such recipe; known are .*hopper-medium", "collect", "--recipe", "nothing")
+    refused(r"name the folder of actor files with --policies", "collect", "--recipe", "hopper-medium")
+    assert not (tmp_path / "data").exists()
+
+
+def test_discrete_environments_are_collected_trained_on_and_played(tt: Run) -> None:
+    words = ["--env", "CartPole-v1", "--policy", "['random', 'random eps=0.5']", "--steps", 300, "--workers", 1]
+    code, text = tt("collect", *words, "--out", "pole.npz")
+    assert code == 0, text
+    assert load_dataset("pole.npz").action_categories == (2,)
+    code, text = tt("train", "pole.npz", "--out", "run", *TINY, *SHORT)
+    assert code == 0, text
+    code, text = tt("evaluate", "run", "--episodes", 2, "--search.beam_width", 2, "--search.horizon", 1)
+    assert code == 0, text
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "extra"),
+    [("h5py", "x.hdf5", "hdf5"), ("pyarrow", "x.parquet", "parquet"), ("minari", "x-v0", "minari")],
+)
+def test_a_missing_package_is_named_with_its_cure(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, name: str, extra: str
+) -> None:
+    (tmp_path / name).touch()
+    monkeypatch.setitem(sys.modules, package, None)
+    refused(rf"needs: pip install 'trajectory-transformer\[{extra}\]'", "data", "show", name)

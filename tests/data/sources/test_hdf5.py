@@ -1,0 +1,92 @@
+"""D4RL files: where episodes end, and which state is their last."""
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from trajectory_transformer.data.sources import load_dataset
+
+
+def write(path: Path, **changed: Any) -> str:
+    """Six steps: an episode of 3 that the task ended, one of 2 that a time limit ended, one step left over."""
+    arrays: dict[str, Any] = {
+        "observations": np.arange(12.0).reshape(6, 2),
+        "actions": np.arange(6.0)[:, None] / 10,
+        "rewards": np.arange(6.0),
+        "terminals": np.array([0, 0, 1, 0, 0, 0], dtype=np.bool_),
+        "timeouts": np.array([0, 0, 0, 0, 1, 0], dtype=np.bool_),
+    }
+    arrays |= changed
+    with h5py.File(path, "w") as file:
+        for name, values in arrays.items():
+            if values is not None:
+                file[name] = values
+    return str(path)
+
+
+def test_the_final_state_comes_from_next_observations(tmp_path: Path) -> None:
+    following = np.arange(12.0).reshape(6, 2) + 100
+    dataset = load_dataset(write(tmp_path / "x.hdf5", next_observations=following))
+    assert [len(episode) for episode in dataset] == [3, 2, 1]
+    assert [episode.terminated for episode in dataset] == [True, False, False]
+    np.testing.assert_array_equal(dataset.episodes[0].observations, [[0, 1], [2, 3], [4, 5], [104, 105]])
+    np.testing.assert_array_equal(dataset.episodes[2].observations, [[10, 11], [110, 111]])
+    assert dataset.metadata == {}
+
+
+def test_without_them_a_task_s_end_repeats_its_last_state_and_a_time_limit_costs_its_last_action(
+    tmp_path: Path,
+) -> None:
+    dataset = load_dataset(write(tmp_path / "x.hdf5"))
+    assert [len(episode) for episode in dataset] == [3, 1]  # the step left over has nothing to go to
+    ended, cut = dataset.episodes
+    np.testing.assert_array_equal(ended.observations, [[0, 1], [2, 3], [4, 5], [4, 5]])
+    np.testing.assert_array_equal(ended.rewards, [0, 1, 2])
+    np.testing.assert_array_equal(cut.observations, [[6, 7], [8, 9]])
+    np.testing.assert_array_equal(cut.rewards, [3])
+    assert dataset.metadata == {"final_states_repeated": 1, "last_actions_dropped": 2}
+
+
+def test_whole_numbers_in_one_row_are_a_discrete_action(tmp_path: Path) -> None:
+    dataset = load_dataset(write(tmp_path / "x.h5", actions=np.array([0, 3, 1, 0, 2, 1]), rewards=None))
+    assert dataset.action_categories == (4,)
+    assert not dataset.has_rewards
+    np.testing.assert_array_equal(dataset.episodes[0].actions, [[0], [3], [1]])
+
+
+def test_the_goals_of_mazes_are_kept(tmp_path: Path) -> None:
+    goals = np.repeat([[1.0, 2.0], [3.0, 4.0]], [3, 3], axis=0)
+    path = write(tmp_path / "x.hdf5", **{"infos/goal": goals})
+    first, second = load_dataset(path).episodes
+    assert first.goal is not None and second.goal is not None
+    assert (first.goal.tolist(), second.goal.tolist()) == ([1, 2], [3, 4])
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        ({"timeouts": None}, r"x\.hdf5: a D4RL file needs the array 'timeouts', found \['actions'"),
+        ({"rewards": np.zeros(5)}, r"x\.hdf5: every array needs a row for each of 6 observations, rewards has 5"),
+        (
+            {"actions": np.array([[1.0], [2], [np.nan], [4], [np.inf], [6]])},
+            r"row 3: actions must be a finite .* 2 of 6",
+        ),
+        ({"observations": np.zeros((6, 2, 2))}, r"observations must have 2 axes, got shape \(6, 2, 2\)"),
+        ({"rewards": np.array([b"a"] * 6)}, r"rewards must hold numbers, got"),
+    ],
+)
+def test_a_fault_is_refused_by_name(tmp_path: Path, changed: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        load_dataset(write(tmp_path / "x.hdf5", **changed))
+
+
+def test_a_truncated_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "x.hdf5"))
+    content = path.read_bytes()
+    for share in (0.0, 0.3, 0.9):
+        path.write_bytes(content[: int(share * len(content))])
+        with pytest.raises(ValueError, match=r"x\.hdf5: not a whole HDF5 file, was it truncated\?"):
+            load_dataset(str(path))

@@ -1,0 +1,145 @@
+"""CSV and Parquet logs: rows to episodes, guesses, and what is said to faults."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from trajectory_transformer.data.sources import Columns, load_dataset
+from trajectory_transformer.data.sources.columns import guess_columns, read_columns
+
+# Two runs, their rows mixed and out of order; run "b" ends with a row that has no action.
+LOG = """run,t,speed,angle,torque,reward,done
+a,0,1.0,10,0.1,1,false
+b,0,2.0,20,0.2,2,0
+a,2,1.2,12,0.3,3,True
+b,2,2.2,22,,,
+a,1,1.1,11,0.4,4,false
+b,1,2.1,21,0.5,5,0
+"""
+COLUMNS = Columns(
+    episode="run", order="t", observations=("speed", "angle"), actions=("torque",), reward="reward", terminal="done"
+)
+
+
+def log(folder: Path, text: str = LOG) -> str:
+    path = folder / "log.csv"
+    path.write_text(text)
+    return str(path)
+
+
+def test_rows_are_grouped_by_episode_and_sorted_and_a_row_without_action_is_the_final_state(tmp_path: Path) -> None:
+    dataset = load_dataset(log(tmp_path), COLUMNS)
+    assert dataset.observation_names == ("speed", "angle")
+    first, second = dataset.episodes
+    # The task ended run "a" and its final state was not recorded: the last one stands in for it.
+    np.testing.assert_allclose(first.observations[:, 0], [1.0, 1.1, 1.2, 1.2])
+    np.testing.assert_allclose(first.actions[:, 0], [0.1, 0.4, 0.3])
+    assert first.terminated
+    np.testing.assert_allclose(second.observations[:, 1], [20, 21, 22])
+    np.testing.assert_allclose(second.actions[:, 0], [0.2, 0.5])
+    np.testing.assert_allclose(second.rewards if second.rewards is not None else [], [2, 5])
+    assert not second.terminated
+
+
+def test_a_recording_that_just_stops_loses_its_last_action(tmp_path: Path) -> None:
+    columns = Columns(observations=("x",), actions=("u",))
+    dataset = load_dataset(log(tmp_path, "x,u\n1,5\n2,6\n3,7\n"), columns)
+    (episode,) = dataset.episodes
+    np.testing.assert_array_equal(episode.observations[:, 0], [1, 2, 3])
+    np.testing.assert_array_equal(episode.actions[:, 0], [5, 6])
+    assert episode.rewards is None
+    assert dataset.metadata == {"last_actions_dropped": 1}
+
+
+def test_the_columns_beside_a_table_are_used(tmp_path: Path) -> None:
+    path = log(tmp_path)
+    Path(path + ".columns.yaml").write_text(COLUMNS.to_yaml())
+    assert read_columns(Path(path + ".columns.yaml")) == COLUMNS
+    assert len(load_dataset(path)) == 2
+
+
+def test_a_table_without_columns_is_answered_with_a_guess_ready_to_save(tmp_path: Path) -> None:
+    path = log(tmp_path, "run,t,speed,action,reward\n0,0,0.5,2,1\n0,1,0.6,0,1\n")
+    with pytest.raises(ValueError, match=r"log\.csv: say which columns hold what") as refusal:
+        load_dataset(path)
+    text = str(refusal.value)
+    Path(path + ".columns.yaml").write_text(text.partition("\n\n")[2])
+    dataset = load_dataset(path)
+    assert dataset.action_categories == (3,)
+    np.testing.assert_array_equal(dataset.episodes[0].actions, [[2]])
+
+
+def test_guesses_go_by_the_names_people_give() -> None:
+    guess = guess_columns(["episode_id", "timestep", "obs_0", "obs.1", "act[0]", "Reward", "terminated", "battery"], {})
+    assert guess == Columns(
+        episode="episode_id",
+        order="timestep",
+        observations=("obs_0", "obs.1"),
+        actions=("act[0]",),
+        reward="Reward",
+        terminal="terminated",
+    )
+    assert guess_columns(["speed", "angle"], {}) is None
+
+
+def test_lists_in_parquet_are_several_dimensions(tmp_path: Path) -> None:
+    table = {"state": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "a": [[0], [1], None], "episode": ["x", "x", "x"]}
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "log.parquet")
+    columns = Columns(episode="episode", observations=("state",), actions=("a",))
+    dataset = load_dataset(str(tmp_path / "log.parquet"), columns)
+    assert dataset.observation_names == ("state[0]", "state[1]")
+    np.testing.assert_array_equal(dataset.episodes[0].observations, table["state"])
+    np.testing.assert_array_equal(dataset.episodes[0].actions, [[0], [1]])
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (("1.1,11", "fast,11"), r"log\.csv, row 5: column 'speed' must hold numbers, got 'fast'"),
+        (("1.1,11", ",11"), r"log\.csv, row 5: column 'speed' must be a finite number, .* 1 of 6 rows"),
+        (("11,0.4", "11,"), r"log\.csv, row 5: column 'torque' must be a finite number"),
+        (("0.4,4,false", "0.4,4"), r"log\.csv, row 5: a row needs 7 cells, got 6"),
+        (("torque", "force"), r"log\.csv: the table has no column 'torque', only run, t, speed"),
+        ((LOG, "run,t,speed,angle,torque,reward,done\n"), r"log\.csv: the table has no rows"),
+        ((LOG, ""), r"log\.csv: not a CSV table with a header"),
+    ],
+)
+def test_a_fault_in_a_csv_file_is_refused_with_its_row(tmp_path: Path, change: tuple[str, str], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        load_dataset(log(tmp_path, LOG.replace(*change)), COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("state", "rule"),
+    [
+        ([[1.0, 2.0], [3.0]], r"log\.parquet, row 2: lists of column 'state' must have 2 entries .* got 1"),
+        (["fast", "slow"], r"log\.parquet, row 1: column 'state' must hold numbers, got 'fast'"),
+        ([1.0, None], r"log\.parquet, row 2: column 'state' must be a finite number"),
+    ],
+)
+def test_a_fault_in_a_parquet_file_is_refused_with_its_row(tmp_path: Path, state: list[object], rule: str) -> None:
+    path = tmp_path / "log.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"state": state, "a": [0.0, 1.0]}), path)
+    with pytest.raises(ValueError, match=rule):
+        load_dataset(str(path), Columns(observations=("state",), actions=("a",)))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"log\.parquet: not a whole Parquet file"):
+        load_dataset(str(path), Columns(observations=("state",), actions=("a",)))
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("observations: [x]\n", r"columns\.yaml: columns\.actions must name at least one column"),
+        ("observation: [x]\nactions: [u]\n", r"keys episode, order, observations.* got 'observation'"),
+        ("observations: [x]\nactions: [u]\ncategories: {v: 2}\n", r"must name action columns, got 'v'"),
+        ("observations: [x\n", r"columns\.yaml: not valid YAML"),
+    ],
+)
+def test_a_fault_in_the_columns_is_refused_by_name(tmp_path: Path, text: str, rule: str) -> None:
+    (tmp_path / "columns.yaml").write_text(text)
+    with pytest.raises(ValueError, match=rule):
+        read_columns(tmp_path / "columns.yaml")

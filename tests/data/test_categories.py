@@ -1,0 +1,57 @@
+"""Discrete actions from the dataset to the checkpoint and back."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trajectory_transformer.config import ModelConfig, PlanConfig, TokenConfig
+from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.policies import PlanningPolicy
+from trajectory_transformer.rollout import make_envs, rollout
+
+
+@pytest.fixture
+def cart_poles(rng: np.random.Generator) -> Dataset:
+    """Four episodes as CartPole would give them; the second action was taken once."""
+    episodes = []
+    for steps in (5, 8, 3, 6):
+        actions = np.zeros((steps, 1), dtype=np.float32)
+        actions[0] = steps == 8
+        observations = rng.normal(size=(steps + 1, 4)).astype(np.float32)
+        episodes.append(Episode(observations, actions, np.ones(steps, dtype=np.float32), terminated=True))
+    names = ("x", "speed", "angle", "spin")
+    return Dataset(tuple(episodes), {"env": "CartPole-v1"}, action_categories=(2,), observation_names=names)
+
+
+def test_categories_and_names_survive_a_file(cart_poles: Dataset, tmp_path: Path) -> None:
+    save_npz(cart_poles, tmp_path / "x.npz")
+    loaded = load_npz(tmp_path / "x.npz")
+    assert loaded.action_categories == (2,)
+    assert loaded.observation_names == ("x", "speed", "angle", "spin")
+    assert loaded.action_names == ("action 0",)
+
+
+def test_datasets_without_categories_are_continuous(tiny_dataset: Dataset) -> None:
+    assert tiny_dataset.action_categories == (0, 0)
+    assert tiny_dataset.observation_names == ("observation 0", "observation 1", "observation 2")
+
+
+def test_actions_that_are_no_category_are_refused(cart_poles: Dataset) -> None:
+    with pytest.raises(ValueError, match="episode 1: action 0 must be a whole number from 0 to 0, got 1"):
+        Dataset(cart_poles.episodes, action_categories=(1,))
+    with pytest.raises(ValueError, match="action_categories needs one entry for each of 1 dimensions, got 2"):
+        Dataset(cart_poles.episodes, action_categories=(2, 2))
+
+
+def test_a_loaded_model_plans_exact_categories_in_a_discrete_environment(cart_poles: Dataset, tmp_path: Path) -> None:
+    sizes = ModelConfig(window=3, num_layers=1, num_heads=2, width=16)
+    model = TrajectoryModel.create(cart_poles, TokenConfig(num_bins=7), sizes, seed=0)
+    model.save(tmp_path)
+    loaded = TrajectoryModel.load(tmp_path)
+    action = loaded.layout.action
+    np.testing.assert_array_equal(loaded.discretizer.decode(np.array([[0], [1]]), action), [[0.0], [1.0]])
+    policy = PlanningPolicy(loaded, PlanConfig(beam_width=2, horizon=1))
+    episodes = rollout(make_envs("CartPole-v1", 2), policy, num_episodes=2, seed=0)
+    assert {value for episode in episodes for value in episode.actions.ravel().tolist()} <= {0.0, 1.0}

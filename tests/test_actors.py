@@ -1,0 +1,145 @@
+"""Policies in words: what they do, what noise does to them, and what does not fit."""
+
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from safetensors.numpy import save_file
+
+from trajectory_transformer.actors import ActorSpec, make_script, parse_actor
+from trajectory_transformer.data.episode import FloatArray
+from trajectory_transformer.data.spaces import Leaf
+
+BOX = Leaf((), spaces.Box(np.array([-1.0, -2.0], np.float32), np.array([1.0, 4.0], np.float32)))
+NO_GOAL = np.zeros(0, dtype=np.float32)
+
+
+@pytest.fixture
+def actor(tmp_path: Path) -> Path:
+    """An actor of two layers that reads the last two of three numbers, with a wide Gaussian of its own."""
+    tensors = {
+        "layer0.weight": np.array([[1.0, 0.0], [0.0, -1.0]], np.float32),
+        "layer0.bias": np.array([0.0, 1.0], np.float32),
+        "layer1.weight": np.array([[2.0, 0.0], [0.0, 10.0]], np.float32),
+        "layer1.bias": np.array([0.5, 0.0], np.float32),
+        "log_std": np.log(np.array([0.1, 0.2], np.float32)),
+        "action_low": np.array([-1.0, -2.0], np.float32),
+        "action_high": np.array([1.0, 4.0], np.float32),
+        "obs_mean": np.array([1.0, 0.0]),
+        "obs_std": np.array([2.0, 1.0]),
+        "tail": np.array([1, 2]),
+    }
+    meta = {"envs": '[{"id": "Toy-v0", "kwargs": {}, "obs_index": "tail"}]', "n_layers": "2", "activation": "relu"}
+    path = tmp_path / "toy.safetensors"
+    save_file(tensors, path, {**meta, "clip_obs": "5.0", "squash": "clip"})
+    return path
+
+
+def act(words: str, observation: list[float], seed: int = 0, leaf: Leaf = BOX, env: str = "Toy-v0") -> FloatArray:
+    script = make_script(parse_actor(words), env, leaf, len(observation))
+    return np.asarray(script(np.array(observation, np.float32), NO_GOAL, np.random.default_rng(seed)))
+
+
+def test_an_actor_file_is_a_network_of_normalised_observations(actor: Path) -> None:
+    # (0.5 - 1) / 2 = -0.25 -> relu 0 -> 0.5; -(-0.2) + 1 = 1.2 -> 12, clipped to 4
+    np.testing.assert_allclose(act(str(actor), [9.0, 0.5, -0.2]), [0.5, 4.0])
+    # (1.2 - 1) / 2 = 0.1 -> 0.7; -0.95 + 1 = 0.05 -> 0.5
+    np.testing.assert_allclose(act(str(actor), [9.0, 1.2, 0.95]), [0.7, 0.5], rtol=1e-5)
+
+
+def test_a_stochastic_actor_draws_from_its_own_gaussian(actor: Path) -> None:
+    actions = np.array([act(f"{actor} sto", [9.0, 0.5, 0.95], seed) for seed in range(400)])
+    np.testing.assert_allclose(actions.mean(axis=0), [0.5, 0.5], atol=0.04)
+    np.testing.assert_allclose(actions.std(axis=0), [0.1, 0.2], rtol=0.15)
+
+
+def test_noise_is_added_after_clipping_and_clipped_again(actor: Path) -> None:
+    # The mean of the second action is 12, far above its limit of 4: noise added before the clip would never show.
+    actions = np.array([act(f"{actor} sigma=0.1", [9.0, 0.5, -0.2], seed)[1] for seed in range(400)])
+    assert actions.max() == 4.0
+    assert 0.4 < (actions < 4.0).mean() < 0.6
+    below = 4.0 - actions[actions < 4.0]  # half a Gaussian of 0.1 times half the range of 6
+    assert below.mean() == pytest.approx(0.3 * np.sqrt(2 / np.pi), rel=0.15)
+
+
+def test_eps_replaces_actions_by_uniform_ones(actor: Path) -> None:
+    actions = np.array([act(f"{actor} eps=0.5", [9.0, 0.5, -0.2], seed) for seed in range(400)])
+    assert 0.4 < (actions[:, 1] == 4.0).mean() < 0.6
+    assert actions[:, 0].min() < -0.9 and actions[:, 1].min() < -1.8
+
+
+def test_random_actions_of_categories_are_those_of_the_space() -> None:
+    leaf = Leaf((), spaces.Discrete(3, start=5))
+    seen = {act("random", [0.0], seed, leaf).tolist()[0] for seed in range(40)}
+    assert seen == {0.0, 1.0, 2.0}  # counted from the start of the space
+
+
+def test_words_are_read_and_files_found_in_the_folder(actor: Path) -> None:
+    spec = parse_actor("toy stochastic sigma=0.3 share=0.25", actor.parent)
+    assert spec == ActorSpec(name=str(actor), mode="sto", sigma=0.3, share=0.25)
+    assert spec.label == "toy sto sigma=0.3"
+    known = spec.provenance()
+    assert known["file"] == "toy.safetensors" and len(str(known["sha256"])) == 64
+    assert parse_actor("random").label == "random"
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ("nobody", "policy 'nobody': not random, .* no such file; name the folder of actor files with --policies"),
+        ("random sigme=1", "'sigme=1' must be det, sto or a number for one of sigma, eps, share"),
+        ("random sigma=much", "'sigma=much' must be det, sto or a number"),
+        ("random eps=2", r"policy random: eps must lie in \[0, 1\], got 2"),
+        ("no_such_module:act", r"policy no_such_module:act: cannot be imported \(No module named"),
+        ("demonstrator", "policy demonstrator knows only tt/FourRooms-v0"),
+    ],
+)
+def test_words_that_name_no_policy_are_refused(words: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        act(words, [0.0])
+
+
+def test_actors_for_other_environments_and_broken_files_are_refused(actor: Path) -> None:
+    with pytest.raises(ValueError, match=r"toy\.safetensors: made for Toy-v0, got --env Hopper-v5"):
+        act(str(actor), [0.0] * 3, env="Hopper-v5")
+    with pytest.raises(ValueError, match=r"toy\.safetensors: reads 2 numbers, the environment shows 2"):
+        act(str(actor), [0.0] * 2)
+    actor.write_bytes(actor.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"toy\.safetensors: not a whole actor file"):
+        act(str(actor), [0.0] * 3)
+
+
+def test_functions_are_found_by_name_and_their_actions_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_actors.py").write_text(
+        "import numpy as np\n"
+        "def good(observation, goal, rng):\n    return np.array([observation[0], 0.0])\n"
+        "def long(observation, goal, rng):\n    return np.zeros(3)\n"
+        "def large(observation, goal, rng):\n    return np.array([0.0, 4.5])\n"
+        "def lost(observation, goal, rng):\n    return np.array([0.0, np.nan])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    np.testing.assert_array_equal(act("my_actors:good", [0.5]), [0.5, 0.0])
+    with pytest.raises(ValueError, match=r"policy my_actors:long det: .* 2 dimensions to fit Box.*got shape \(3,\)"):
+        act("my_actors:long", [0.5])
+    for name in ("large", "lost"):
+        with pytest.raises(ValueError, match=rf"policy my_actors:{name} det: its actions must lie in Box"):
+            act(f"my_actors:{name}", [0.5])
+
+
+def test_stable_baselines_policies_act_as_they_do_there(tmp_path: Path) -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    env = gymnasium.make("CartPole-v1")
+    model = sb3.PPO("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu", seed=0)
+    model.save(tmp_path / "pole.zip")
+    leaf = Leaf((), env.action_space)
+    observation = [0.01, -0.5, 0.02, 0.6]
+    expected, _ = model.predict(np.array(observation, np.float32), deterministic=True)
+    words = f"{tmp_path / 'pole.zip'}"
+    assert act(words, observation, leaf=leaf, env="CartPole-v1").tolist() == [float(expected)]
+    first = [act(f"{words} sto", observation, seed, leaf, "CartPole-v1").tolist() for seed in range(12)]
+    again = [act(f"{words} sto", observation, seed, leaf, "CartPole-v1").tolist() for seed in range(12)]
+    assert first == again and len({*map(tuple, first)}) == 2
