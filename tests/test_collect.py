@@ -1,5 +1,7 @@
 """Collections: the same episodes whoever plays them, shares, and exact numbers of steps."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -28,6 +30,12 @@ def test_a_dataset_does_not_depend_on_how_many_processes_made_it() -> None:
     parts = (Part(WANDERER, steps=300), Part(RANDOM, steps=250))
     assert_same(played(*parts), played(*parts, workers=3))
     assert_same(played(Part(WANDERER, episodes=7)), played(Part(WANDERER, episodes=7), workers=2))
+
+
+def test_hopper_datasets_do_not_depend_on_how_many_processes_made_them(policies: Path) -> None:
+    pytest.importorskip("mujoco")
+    parts = (Part(parse_actor("hopper-medium-sac sto", policies), steps=1500), Part(RANDOM, steps=300))
+    assert_same(played(*parts, env="Hopper-v5"), played(*parts, env="Hopper-v5", workers=2))
 
 
 def test_steps_are_exact_and_the_episode_cut_for_them_was_not_ended_by_the_task() -> None:

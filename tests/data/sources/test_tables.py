@@ -7,7 +7,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from trajectory_transformer.data.sources import Columns, load_dataset
+from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.data.sources import Columns, load_dataset, save_dataset
 from trajectory_transformer.data.sources.columns import guess_columns, read_columns
 
 # Two runs, their rows mixed and out of order; run "b" ends with a row that has no action.
@@ -83,6 +84,15 @@ def test_guesses_go_by_the_names_people_give() -> None:
         terminal="terminated",
     )
     assert guess_columns(["speed", "angle"], {}) is None
+
+
+def test_columns_given_override_those_stored_with_a_table(tmp_path: Path, tiny_dataset: Dataset) -> None:
+    path = str(tmp_path / "x.parquet")
+    save_dataset(tiny_dataset, path)
+    columns = Columns(episode="episode", observations=("observation_1",), actions=("action_0",))
+    chosen = load_dataset(path, columns)
+    assert chosen.observation_names == ("observation_1",)
+    np.testing.assert_array_equal(chosen.episodes[1].observations, tiny_dataset.episodes[1].observations[:, 1:2])
 
 
 def test_lists_in_parquet_are_several_dimensions(tmp_path: Path) -> None:
