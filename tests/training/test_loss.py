@@ -1,6 +1,7 @@
 """Precision and compilation: what `auto` means, and that neither changes what is learned."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,14 @@ from trajectory_transformer.training.loss import uses_bf16, uses_compile
 from trajectory_transformer.training.train import Trainer
 
 CPU = torch.device("cpu")
-EMULATED = pytest.mark.filterwarnings("ignore::UserWarning")  # a CPU without bf16 instructions says so
 CONFIG = TrainConfig(steps=10, batch_size=8, log_every=1)
+
+
+@pytest.fixture
+def kernels_restored() -> Iterator[None]:
+    """A CPU without bf16 makes torch give up oneDNN for the whole process, and float32's last bits with it."""
+    with torch.backends.mkldnn.flags(enabled=torch.backends.mkldnn.enabled):
+        yield
 
 
 def trainer_of(dataset: Dataset, config: TrainConfig, device: torch.device = CPU) -> Trainer:
@@ -42,7 +49,8 @@ def test_auto_means_float32_uncompiled_on_a_cpu() -> None:
     assert not uses_bf16(replace(CONFIG, precision="float32"), torch.device("cuda"))
 
 
-@EMULATED
+@pytest.mark.filterwarnings("ignore::UserWarning")  # a CPU without bf16 instructions says so
+@pytest.mark.usefixtures("kernels_restored")
 def test_bf16_follows_float32_and_keeps_weights_in_float32(tiny_dataset: Dataset) -> None:
     exact, low = (trainer_of(tiny_dataset, replace(CONFIG, precision=kind)) for kind in ("float32", "bf16"))
     expected, found = losses_of(exact), losses_of(low)
@@ -95,7 +103,8 @@ def test_other_words_for_precision_and_compilation_are_refused(
     assert left.value.code == 2 and pattern in text and len(text.splitlines()) == 1, text
 
 
-@EMULATED
+@pytest.mark.filterwarnings("ignore::UserWarning")  # a CPU without bf16 instructions says so
+@pytest.mark.usefixtures("kernels_restored")
 def test_the_settings_are_stored_and_resumed(tiny_dataset: Dataset, tmp_path: Path) -> None:
     save_npz(tiny_dataset, tmp_path / "data.npz")
     words = ["--train.precision", "bf16", "--train.compile", "false", "--train.steps", "2"]
