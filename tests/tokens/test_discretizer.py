@@ -253,7 +253,7 @@ def test_categories_are_tokens_and_decode_to_themselves_whatever_the_data_holds(
     categories = np.arange(4.0)[:, None]
     np.testing.assert_array_equal(fitted.encode(categories, slice(0, 1)), [[0], [1], [2], [3]])
     np.testing.assert_array_equal(fitted.decode(np.arange(4)[:, None], slice(0, 1)), categories)
-    np.testing.assert_array_equal(fitted.encode(columns[1][:, None], slice(1, 2)).ravel(), [0, 1, 1])
+    np.testing.assert_array_equal(fitted.encode(columns[1][:, None], slice(1, 2)).ravel(), [0, 1, 2])
 
 
 def test_more_categories_than_bins_are_refused() -> None:
