@@ -24,7 +24,7 @@ class Demo:
     """The run folder to write; must not exist."""
     overwrite: bool = False
     """Remove that folder first if it exists."""
-    demonstrations: int = 3000
+    demonstrations: int = 4000
     """Episodes to learn from."""
     steps: int = 3000
     """Training steps."""
@@ -47,7 +47,7 @@ class Demo:
             dataset=str(dataset),
             out=self.out,
             tokens=TokenConfig(num_bins=50, discretizer="uniform", goal_dims=(0, 1), rewards=False),
-            model=ModelConfig(window=4, num_layers=2, width=64, dropout=0.0),
+            model=ModelConfig(window=3, num_layers=2, width=64, dropout=0.0),
             train=TrainConfig(steps=self.steps, batch_size=128, learning_rate=2e-3, seed=self.seed),
         ).execute()
         console.rule(f"3. planning for {self.goals} random starts and goals that are not in the data")
