@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from trajectory_transformer import Controller, PlanConfig, PlanningPolicy, TrajectoryModel
-from trajectory_transformer.envs.four_rooms import move
+from trajectory_transformer.envs.rooms import move
 
 
 def main() -> None:

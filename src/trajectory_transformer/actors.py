@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import FloatArray
 from trajectory_transformer.data.spaces import Leaf
-from trajectory_transformer.envs import FOUR_ROOMS_ID
+from trajectory_transformer.envs import FOUR_ROOMS_ID, FOUR_ROOMS_RACE_ID
 from trajectory_transformer.envs.four_rooms import Demonstrator
 
 Script = Callable[[FloatArray, FloatArray, np.random.Generator], npt.NDArray[Any]]
@@ -124,7 +124,7 @@ def make_script(spec: ActorSpec, env_id: str, actions: Leaf, observation_dim: in
     if spec.name == "random":
         script = _random(actions)
     elif spec.name == "demonstrator":
-        if env_id != FOUR_ROOMS_ID:
+        if env_id not in (FOUR_ROOMS_ID, FOUR_ROOMS_RACE_ID):
             raise ValueError(f"policy demonstrator knows only {FOUR_ROOMS_ID}, got --env {env_id}; try --policy random")
         script = Demonstrator(spec.noise, wander=spec.wander).act
     elif Path(spec.name).suffix == ".zip":

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from trajectory_transformer import envs
 from trajectory_transformer.envs import four_rooms
-from trajectory_transformer.envs.four_rooms import (
+from trajectory_transformer.envs.four_rooms import Demonstrator, FourRooms
+from trajectory_transformer.envs.rooms import (
     CLEARANCE,
     DOORWAY_CENTERS,
     DOORWAYS,
     WALLS,
-    Demonstrator,
     FloatArray,
-    FourRooms,
     move,
     shortest_path,
     shortest_path_length,
@@ -513,3 +512,16 @@ def test_rendering_without_a_mode_warns() -> None:
     env.reset(seed=0)
     with pytest.warns(UserWarning, match="render draws nothing"):
         assert env.render() is None
+
+
+def test_in_a_race_every_step_costs_and_the_goal_stays() -> None:
+    env = gymnasium.make("tt/FourRoomsRace-v0")
+    for seed in range(3):
+        seen, _ = env.reset(seed=seed)
+        np.testing.assert_array_equal(seen["desired_goal"], np.array([0.9, 0.9], np.float32))
+    env.reset(options={"start": [0.9, 0.8]})
+    assert [env.step(np.array([0.0, 0.05], np.float32))[1:3] for _ in range(2)] == [(-1.0, False), (0.0, True)]
+    with pytest.raises(ValueError, match="goal must lie in the unit square"):
+        FourRooms(goal=(0.5, 0.4))
+    with pytest.raises(ValueError, match="step_reward must be finite, got nan"):
+        FourRooms(step_reward=math.nan)

@@ -11,6 +11,7 @@ from trajectory_transformer.cli.evaluate import Evaluate
 from trajectory_transformer.cli.importing import Import
 from trajectory_transformer.cli.parser import Command, parse
 from trajectory_transformer.cli.predict import Predict
+from trajectory_transformer.cli.report import Report
 from trajectory_transformer.cli.train import Train
 
 __all__ = ["main"]
@@ -24,6 +25,7 @@ COMMANDS: dict[str, type[Command]] = {
     "import": Import,
     "evaluate": Evaluate,
     "predict": Predict,
+    "report": Report,
 }
 
 

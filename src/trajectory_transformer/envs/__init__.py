@@ -3,13 +3,17 @@
 import gymnasium
 
 FOUR_ROOMS_ID = "tt/FourRooms-v0"
+FOUR_ROOMS_RACE_ID = "tt/FourRoomsRace-v0"
 
-# A reload runs this module a second time, and Gymnasium warns about an id that is registered twice.
-if FOUR_ROOMS_ID not in gymnasium.registry:
-    gymnasium.register(
-        id=FOUR_ROOMS_ID,
-        # A string, so that listing the ids does not import the environment.
-        entry_point="trajectory_transformer.envs.four_rooms:FourRooms",
-        # The longest shortest path is about 1.45, or 29 full steps along an axis: ample time for a poor policy.
-        max_episode_steps=200,
-    )
+# Entry points are strings, so that listing the ids does not import the environment.
+_IDS: dict[str, dict[str, object]] = {
+    # The longest shortest path is about 1.43, or 29 full steps along an axis: ample time for a poor policy.
+    FOUR_ROOMS_ID: {"max_episode_steps": 200},
+    # The same goal in every episode, and a price on every step: a task for return, not for goals.
+    FOUR_ROOMS_RACE_ID: {"max_episode_steps": 60, "kwargs": {"goal": (0.9, 0.9), "step_reward": -1.0}},
+}
+
+for _id, _options in _IDS.items():
+    # A reload runs this module a second time, and Gymnasium warns about an id that is registered twice.
+    if _id not in gymnasium.registry:
+        gymnasium.register(_id, "trajectory_transformer.envs.four_rooms:FourRooms", **_options)  # type: ignore[arg-type]

@@ -1,15 +1,5 @@
-"""Reach a goal in four rooms joined by four doorways: the environment, its exact geometry, a demonstrator.
+"""Reach a goal in four rooms: the environment and a demonstrator."""
 
-The unit square is cut by the cross x = 0.5, y = 0.5 into four rooms. Walls are segments of zero width, and each of
-the four arms of the cross has one doorway. Free space is every point of the square at least `CLEARANCE` from every
-wall, measured per axis: each wall is widened to a box that nothing enters, although its faces may be touched.
-
-Why no path ever meets a wall: a motion ends where it first meets a box, and the result is rounded to float32. All
-faces are multiples of 2^-6 in [0, 1], hence exact in float32, so rounding cannot carry a point through one; and it
-moves the end of the path by at most 2^-25, far less than the 2^-6 that parts a box's face from its wall.
-"""
-
-import heapq
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,201 +9,19 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
-FloatArray = NDArray[np.floating]
-Point = tuple[float, float]
-
-CLEARANCE = 1 / 64
-"""Half the agent's width: its centre stops this far from a wall, per axis."""
-
-
-# Posts lie on multiples of 1/64 so that they are exact in float32; openings are 8/64, of which the agent leaves 6/64.
-DOORWAYS: FloatArray = np.array(
-    [
-        [[0.5, 8 / 64], [0.5, 16 / 64]],  # south: joins the two lower rooms
-        [[0.5, 44 / 64], [0.5, 52 / 64]],  # north: joins the two upper rooms
-        [[6 / 64, 0.5], [14 / 64, 0.5]],  # west: joins the two left rooms
-        [[40 / 64, 0.5], [48 / 64, 0.5]],  # east: joins the two right rooms
-    ]
+from trajectory_transformer.envs.rooms import (
+    WALLS,
+    FloatArray,
+    Point,
+    Roadmap,
+    beside_doorways,
+    is_free,
+    read_free_point,
+    read_pair,
+    round_point,
+    shortest_path_length,
+    slide,
 )
-"""Openings as segments from post to post: [4, 2, 2], lower coordinate first."""
-
-DOORWAY_CENTERS: FloatArray = DOORWAYS.mean(axis=1)
-"""Middle of each opening: [4, 2]."""
-
-WALLS: FloatArray = np.concatenate(
-    [
-        [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]],  # bottom, top
-        [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]],  # left, right
-        [[0.5, 0.0], *DOORWAYS[0], *DOORWAYS[1], [0.5, 1.0]],  # the upright of the cross
-        [[0.0, 0.5], *DOORWAYS[2], *DOORWAYS[3], [1.0, 0.5]],  # its bar
-    ]
-).reshape(-1, 2, 2)
-"""Wall segments, the outer four first: [10, 2, 2], lower coordinate first."""
-
-for _array in (DOORWAYS, DOORWAY_CENTERS, WALLS):
-    _array.flags.writeable = False
-
-# Plain floats: on arrays this small NumPy's overhead per call would be most of the cost of a step.
-_BOXES: list[tuple[float, float, float, float]] = [
-    (low[0] - CLEARANCE, high[0] + CLEARANCE, low[1] - CLEARANCE, high[1] + CLEARANCE) for low, high in WALLS.tolist()
-]  # left, right, bottom, top of each widened wall
-
-
-def _is_free(x: float, y: float) -> bool:
-    """Whether a point of the plane lies in free space; false for NaN."""
-    if not (0.0 < x < 1.0 and 0.0 < y < 1.0):
-        return False
-    return not any(left < x < right and bottom < y < top for left, right, bottom, top in _BOXES)
-
-
-def _pair(name: str, values: ArrayLike) -> Point:
-    """Read two finite numbers from values [2]."""
-    array = np.asarray(values)
-    if array.shape != (2,):
-        raise ValueError(f"{name} must hold two numbers, shape (2,), got shape {array.shape}")
-    x, y = array.tolist()
-    if not (math.isfinite(x) and math.isfinite(y)):
-        raise ValueError(f"{name} must be finite, got ({x}, {y})")
-    return x, y
-
-
-def _free_point(name: str, values: ArrayLike) -> Point:
-    """Read a point of free space from values [2]."""
-    x, y = _pair(name, values)
-    if not _is_free(x, y):
-        raise ValueError(f"{name} must lie in the unit square, at least {CLEARANCE} from every wall, got ({x}, {y})")
-    return x, y
-
-
-def _round(x: float, y: float) -> Point:
-    """Return the nearest point that is exact in float32; it is free if this one is."""
-    return float(np.float32(x)), float(np.float32(y))
-
-
-def _first_contact(x: float, y: float, dx: float, dy: float) -> tuple[float, int, float]:
-    """Follow a displacement from a free point to the first box it would enter.
-
-    Returns the fraction travelled, the axis of the face met (-1 for none, with fraction 1) and that face's place.
-    """
-    fraction, axis, face = 1.0, -1, 0.0
-    end_x, end_y = x + dx, y + dy
-    for left, right, bottom, top in _BOXES:
-        # Most boxes are ruled out here; what remains has its exit ahead of the start on both axes.
-        if (x <= left and end_x <= left) or (x >= right and end_x >= right):
-            continue
-        if (y <= bottom and end_y <= bottom) or (y >= top and end_y >= top):
-            continue
-        near_x, far_x = (left, right) if dx > 0 else (right, left)
-        near_y, far_y = (bottom, top) if dy > 0 else (top, bottom)
-        enter_x, exit_x = ((near_x - x) / dx, (far_x - x) / dx) if dx else (-math.inf, math.inf)
-        enter_y, exit_y = ((near_y - y) / dy, (far_y - y) / dy) if dy else (-math.inf, math.inf)
-        enter = max(enter_x, enter_y)
-        if enter < fraction and enter < min(exit_x, exit_y):
-            fraction, axis, face = (enter, 0, near_x) if enter_x >= enter_y else (enter, 1, near_y)
-    return fraction, axis, face
-
-
-def _advance(x: float, y: float, dx: float, dy: float) -> tuple[Point, int]:
-    """Move on plain floats (see `move`): the point come to, and the axis on which a wall stopped it or -1."""
-    fraction, axis, face = _first_contact(x, y, dx, dy)
-    end_x = face if axis == 0 else x + fraction * dx
-    end_y = face if axis == 1 else y + fraction * dy
-    return _round(end_x, end_y), axis
-
-
-def _slide(x: float, y: float, dx: float, dy: float) -> list[Point]:
-    """Move, and where a wall stops the motion spend what is left along that wall: the one or two points come to."""
-    contact, axis = _advance(x, y, dx, dy)
-    if axis < 0:
-        return [contact]
-    along = (0.0, y + dy - contact[1]) if axis == 0 else (x + dx - contact[0], 0.0)
-    return [contact, _advance(*contact, *along)[0]]
-
-
-def _sees(start: Point, end: Point) -> bool:
-    """Whether the straight line between two free points stays in free space."""
-    return _first_contact(start[0], start[1], end[0] - start[0], end[1] - start[1])[1] < 0
-
-
-def move(position: ArrayLike, displacement: ArrayLike) -> FloatArray:
-    """Move a free position [2] by any displacement [2], stopping where it first comes within `CLEARANCE` of a wall.
-
-    The part of the motion along the wall is lost as well; the environment spends it in a second move. The result [2]
-    is free, and each coordinate is exact in float32.
-    """
-    return np.array(_advance(*_free_point("position", position), *_pair("displacement", displacement))[0])
-
-
-class _Roadmap:
-    """Shortest paths whose turns are taken from a fixed set of points."""
-
-    def __init__(self, nodes: Sequence[Point]) -> None:
-        self._nodes = list(nodes)
-        self._edges: list[list[tuple[int, float]]] = [
-            [(j, math.dist(a, b)) for j, b in enumerate(self._nodes) if j != i and _sees(a, b)]
-            for i, a in enumerate(self._nodes)
-        ]
-
-    def path(self, start: Point, goal: Point) -> list[Point]:
-        """Return the waypoints from start to goal, both included, by Dijkstra's method from the goal outwards."""
-        if _sees(start, goal):
-            return [start, goal]
-        costs = [math.inf] * len(self._nodes)  # length from a node to the goal
-        following = list(range(len(self._nodes)))  # the node after this one; the last before the goal names itself
-        queue = [(math.dist(node, goal), i, i) for i, node in enumerate(self._nodes) if _sees(node, goal)]
-        heapq.heapify(queue)
-        best, first = math.inf, -1
-        while queue:
-            cost, i, after = heapq.heappop(queue)
-            # Every node still waiting is as far from the goal as the start is by the path found, or farther. This ends
-            # at a node that is the start itself, so a walker never stands on the first waypoint already.
-            if cost >= best:
-                break
-            if cost >= costs[i]:
-                continue
-            costs[i], following[i] = cost, after
-            through = cost + math.dist(start, self._nodes[i])
-            if through < best and _sees(start, self._nodes[i]):
-                best, first = through, i
-            for j, length in self._edges[i]:
-                if cost + length < costs[j]:
-                    heapq.heappush(queue, (cost + length, j, i))
-        assert first >= 0, "rooms are convex, so each point sees the nodes of its room"
-        waypoints = [start, self._nodes[first]]
-        while following[first] != first:
-            first = following[first]
-            waypoints.append(self._nodes[first])
-        return [*waypoints, goal]
-
-
-def _beside_doorways(depth: float, inset: float) -> list[Point]:
-    """Four points per doorway, on either side of the wall by `depth` and inside either post by `inset`."""
-    nodes: list[Point] = []
-    for (low_x, low_y), (high_x, high_y) in DOORWAYS.tolist():
-        if low_x == high_x:
-            nodes += [(low_x + side, y) for side in (-depth, depth) for y in (low_y + inset, high_y - inset)]
-        else:
-            nodes += [(x, low_y + side) for side in (-depth, depth) for x in (low_x + inset, high_x - inset)]
-    return nodes
-
-
-# Every bend of a shortest path is at a corner of a box, and only those at the doorways stand out into free space.
-_POSTS = _Roadmap(_beside_doorways(CLEARANCE, CLEARANCE))
-
-
-def shortest_path(start: ArrayLike, goal: ArrayLike) -> FloatArray:
-    """Waypoints [N, 2] of the shortest path in free space from start [2] to goal [2], both included.
-
-    Posts are passed at `CLEARANCE`. Between neighbouring rooms the way round through three doorways may be shorter
-    than the way through one.
-    """
-    return np.array(_POSTS.path(_free_point("start", start), _free_point("goal", goal)))
-
-
-def shortest_path_length(start: ArrayLike, goal: ArrayLike) -> float:
-    """Length of the shortest path in free space from start [2] to goal [2]."""
-    path = shortest_path(start, goal)
-    return float(np.hypot(*np.diff(path, axis=0).T).sum())
 
 
 class Demonstrator:
@@ -223,9 +31,9 @@ class Demonstrator:
     shortest paths, and the steps that lead back, without changing what the agent most often does in any place.
     """
 
-    # Away from the posts by about two standard deviations of the default noise, and exact in float32: the agent can
-    # stand on a waypoint, and then sees whatever the waypoint sees.
-    _WAYPOINTS = _Roadmap(_beside_doorways(depth=5 / 128, inset=5 / 128))
+    # Clear of the posts' boxes by about two standard deviations of the default noise, and exact in float32: the agent
+    # can stand on a waypoint, and then sees whatever the waypoint sees.
+    _WAYPOINTS = Roadmap(beside_doorways(depth=5 / 128, inset=5 / 128))
 
     def __init__(self, noise: float = 0.2, max_step: float = 0.05, wander: float = 0.0) -> None:
         """Set the noise's standard deviation in units of `max_step`, the longest step, and the share of random ones."""
@@ -243,8 +51,8 @@ class Demonstrator:
         """Displacement [2] from observation [2] towards goal [2]: noise is added, then each component is clipped."""
         if self.wander and rng.random() < self.wander:
             return rng.uniform(-self.max_step, self.max_step, 2).astype(np.float32)
-        start = _free_point("observation", observation)
-        target = self._WAYPOINTS.path(start, _free_point("goal", goal))[1]
+        start = read_free_point("observation", observation)
+        target = self._WAYPOINTS.path(start, read_free_point("goal", goal))[1]
         distance = math.dist(start, target)
         # Shorter than a full step when the target is nearer than that, so that it is not overshot.
         scale = min(1.0, self.max_step / distance) if distance else 0.0
@@ -298,8 +106,19 @@ class FourRooms(gymnasium.Env[dict[str, FloatArray], FloatArray]):
     # The base class declares it as an instance variable.
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
 
-    def __init__(self, max_step: float = 0.05, success_radius: float = 0.05, render_mode: str | None = None) -> None:
-        """Set the limit of each action component, the distance that counts as reached, and the render mode."""
+    def __init__(
+        self,
+        max_step: float = 0.05,
+        success_radius: float = 0.05,
+        goal: ArrayLike | None = None,
+        step_reward: float = 0.0,
+        render_mode: str | None = None,
+    ) -> None:
+        """Set the limit of each action component and the distance that counts as reached.
+
+        `goal` [2] is then the goal of every episode, and `step_reward` is added to the reward of every step: a negative
+        one makes a race of it.
+        """
         if not 0.0 < max_step <= 1.0:
             raise ValueError(f"max_step must lie in (0, 1], got {max_step}")
         # A larger disc could cover free space, and there would be no start outside it to draw.
@@ -307,7 +126,11 @@ class FourRooms(gymnasium.Env[dict[str, FloatArray], FloatArray]):
             raise ValueError(f"success_radius must lie in (0, 0.5], got {success_radius}")
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ValueError(f"render_mode must be None or one of {self.metadata['render_modes']}, got {render_mode!r}")
+        if not math.isfinite(step_reward):
+            raise ValueError(f"step_reward must be finite, got {step_reward}")
         self.success_radius = success_radius
+        self.step_reward = step_reward
+        self._fixed = {} if goal is None else {"goal": round_point(*read_free_point("goal", goal))}
         self.render_mode = render_mode
         self.action_space = spaces.Box(-max_step, max_step, (2,), np.float32)
         self.max_step = float(self.action_space.high[0])  # as rounded there, so that the extreme actions are kept
@@ -326,7 +149,7 @@ class FourRooms(gymnasium.Env[dict[str, FloatArray], FloatArray]):
         options = options or {}
         if unknown := set(options) - {"start", "goal"}:
             raise ValueError(f"reset options are 'start' and 'goal', got {sorted(unknown)}")
-        given = {name: _round(*_free_point(name, values)) for name, values in options.items()}
+        given = self._fixed | {name: round_point(*read_free_point(name, values)) for name, values in options.items()}
         while True:
             start = given["start"] if "start" in given else self._draw_free_point()
             goal = given["goal"] if "goal" in given else self._draw_free_point()
@@ -345,13 +168,13 @@ class FourRooms(gymnasium.Env[dict[str, FloatArray], FloatArray]):
         """Move by action [2], clipped per component to `max_step`; the time limit is left to the wrapper."""
         if not self._trail:
             raise gymnasium.error.ResetNeeded("step needs an episode: call reset first")
-        dx, dy = _pair("action", action)
+        dx, dy = read_pair("action", action)
         limit = self.max_step
-        for position in _slide(*self._trail[-1], max(-limit, min(limit, dx)), max(-limit, min(limit, dy))):
+        for position in slide(*self._trail[-1], max(-limit, min(limit, dx)), max(-limit, min(limit, dy))):
             self._travelled += math.dist(self._trail[-1], position)
             self._trail.append(position)
         observation, info = self._view()
-        return observation, float(info["success"]), info["success"], False, info
+        return observation, self.step_reward + float(info["success"]), info["success"], False, info
 
     @property
     def trail(self) -> FloatArray:
@@ -369,9 +192,9 @@ class FourRooms(gymnasium.Env[dict[str, FloatArray], FloatArray]):
 
     def _draw_free_point(self) -> Point:
         """Uniform over the float32 points of free space."""
-        while True:  # the walls' boxes take about 0.01 % of the square
+        while True:  # the walls' boxes take 7/64 of the square
             x, y = self.np_random.random(2, dtype=np.float32).tolist()
-            if _is_free(x, y):
+            if is_free(x, y):
                 return x, y
 
     def _view(self) -> tuple[dict[str, FloatArray], dict[str, Any]]:

@@ -11,7 +11,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from trajectory_transformer.data.episode import Episode
-from trajectory_transformer.envs.four_rooms import WALLS
+from trajectory_transformer.envs.rooms import WALLS
 from trajectory_transformer.search.predict import Prediction
 
 TIME_COLORS = "viridis"
