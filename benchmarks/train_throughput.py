@@ -5,6 +5,8 @@
 The paper's model at the sizes of hopper (11 + 3 + 2 tokens, window 10) on random data. `overhead_share` is the share of
 wall time outside forward, backward and optimiser: batches, learning rate, metrics, the loop itself. `tokens_per_second`
 comes from a run that is not timed inside. Several settings of one run take turns, so that a disturbance hits all.
+`start_seconds` is what the first two steps take, compilation among it; on a GPU `peak_mib` is the most memory that one
+step holds: weights, moments, tokens and activations.
 """
 
 import argparse
@@ -119,6 +121,15 @@ def seconds_of(trainer: Trainer, steps: int) -> float:
     return time.perf_counter() - started
 
 
+def allocated(device: torch.device, *, peak: bool = False) -> float:
+    """MiB that tensors hold on a GPU, now or at most since this was last asked for; 0 elsewhere."""
+    if device.type != "cuda":
+        return 0.0
+    held = torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return held / 2**20
+
+
 def main() -> None:
     """Measure and write the result file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -143,19 +154,25 @@ def main() -> None:
                 name = f"{precision}_{'compiled' if compiled else 'eager'}"
                 settings[name] = replace(config, precision=precision, compile=compiled)
 
-    def make(kind: type[Trainer], train: TrainConfig) -> Trainer:
+    def make(kind: type[Trainer], train: TrainConfig) -> tuple[Trainer, dict[str, float]]:
+        before = allocated(device)
         model = TrajectoryModel.create(dataset, tokens, model_config, seed=0)
         data = tokenize(dataset, model.discretizer, model.layout, tokens).to(device)
         model.gpt.to(device)
         trainer = kind(model, data, train)
         if isinstance(trainer, TimedTrainer):
             trainer.clock = Clock(device)
-        seconds_of(trainer, 2)  # warm: compilation, the first shuffle, allocations
-        return trainer
+        costs = {"start_seconds": seconds_of(trainer, 2)}  # warm: compilation, the first shuffle, allocations
+        if device.type == "cuda":
+            allocated(device)
+            seconds_of(trainer, 1)
+            costs["peak_mib"] = allocated(device, peak=True) - before
+        return trainer, costs
 
-    trainers = {name: make(Trainer, train) for name, train in settings.items()}
+    made = {name: make(Trainer, train) for name, train in settings.items()}
+    trainers = {name: trainer for name, (trainer, _) in made.items()}
     times: dict[str, list[float]] = {name: [] for name in trainers}
-    timed = make(TimedTrainer, config)
+    timed, _ = make(TimedTrainer, config)
     assert isinstance(timed, TimedTrainer)
     walls: list[float] = []
     phases: list[dict[str, float]] = []
@@ -176,7 +193,9 @@ def main() -> None:
         "step_ms": 1000 * step["auto"],
         "step_ms_spread": 1000 * (max(times["auto"]) - min(times["auto"])),
         **{f"{name}_ms": 1000 * float(np.median([part[name] for part in phases])) for name in PHASES},
+        **made["auto"][1],
         **{f"tokens_per_second_{name}": tokens_a_step / value for name, value in step.items() if name != "auto"},
+        **{f"{cost}_{name}": value for name in made if name != "auto" for cost, value in made[name][1].items()},
     }
     for name, value in metrics.items():
         print(f"{name:40} {value:12.4g}")

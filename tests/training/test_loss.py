@@ -68,13 +68,14 @@ def test_a_compiled_loss_follows_the_eager_one(tiny_dataset: Dataset) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")  # it may miss some waits
 def test_nothing_waits_for_a_gpu_between_reports(tiny_dataset: Dataset) -> None:
     trainer = trainer_of(tiny_dataset, replace(CONFIG, steps=30, log_every=10), torch.device("cuda"))
     run = trainer.run()
     for _ in range(10):
         next(run)  # compiles
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for _ in range(9):
             next(run)
     finally:
@@ -83,6 +84,7 @@ def test_nothing_waits_for_a_gpu_between_reports(tiny_dataset: Dataset) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # float32 is meant
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_gpu_follows_a_cpu(tiny_dataset: Dataset, compiled: bool) -> None:
     config = replace(CONFIG, precision="float32", compile=compiled)
