@@ -1,6 +1,7 @@
 """The GPT of the paper over slots: embeddings, blocks, one output head per slot, and the same pass with a cache."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,29 @@ from torch.nn import functional
 from trajectory_transformer.config import ModelConfig
 from trajectory_transformer.model.cache import KVCache
 from trajectory_transformer.tokens.layout import TokenLayout
+
+Linear = Callable[[nn.Linear, Tensor], Tensor]
+"""How a linear layer is applied: layer, x [..., in] -> [..., out]."""
+
+
+def apply_linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """The layer itself."""
+    result: Tensor = layer(x)
+    return result
+
+
+class TransposedWeights:
+    """Applies linear layers to few rows at a time, with weights laid out for it: on some CPUs twice as fast."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Copy the weights of all linear layers as they are now."""
+        layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        self._weights = {layer: layer.weight.detach().t().contiguous() for layer in layers}
+
+    def __call__(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """Apply a layer: x [..., in] -> [..., out]."""
+        rows = torch.addmm(layer.bias, x.reshape(-1, layer.in_features), self._weights[layer])
+        return rows.view(*x.shape[:-1], layer.out_features)
 
 
 class Block(nn.Module):
@@ -26,16 +50,17 @@ class Block(nn.Module):
         self.up = nn.Linear(config.width, 4 * config.width)
         self.down = nn.Linear(4 * config.width, config.width)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, linear: Linear = apply_linear) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values: [..., L, width] -> three of [..., H, L, d]."""
-        heads = self.qkv(self.norm1(x)).unflatten(-1, (3 * self.num_heads, -1)).transpose(-3, -2)
+        flat = linear(self.qkv, self.norm1(x))
+        heads = flat.view(*flat.shape[:-1], 3 * self.num_heads, -1).transpose(-3, -2)
         query, key, value = heads.chunk(3, dim=-3)
         return query, key, value
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+    def finish(self, x: Tensor, attended: Tensor, linear: Linear = apply_linear) -> Tensor:
         """Everything after the attention: x [..., L, width], attended [..., H, L, d] -> [..., L, width]."""
-        x = x + self._drop(self.out(attended.transpose(-3, -2).flatten(-2)))
-        return x + self._drop(self.down(functional.gelu(self.up(self.norm2(x)))))
+        x = x + self._drop(linear(self.out, attended.transpose(-3, -2).flatten(-2)))
+        return x + self._drop(linear(self.down, functional.gelu(linear(self.up, self.norm2(x)))))
 
     def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """A whole sequence [B, L, width] -> the same, with its keys and values [B, H, L, d]."""
@@ -115,7 +140,7 @@ class GPT(nn.Module):
             return None, cache
         return self._logits_after(x[:, -1:], tokens.shape[1]), cache
 
-    def extend(self, tokens: Tensor, start: int, cache: KVCache) -> Tensor:
+    def extend(self, tokens: Tensor, start: int, cache: KVCache, linear: Linear = apply_linear) -> Tensor:
         """Read S more tokens of every candidate from position `start`: tokens [E, K, S] -> logits [E, K, V + 1]."""
         num_new = tokens.shape[2]
         x = self._embed(tokens, start)  # [E, K, S, width]
@@ -124,10 +149,12 @@ class GPT(nn.Module):
         mask = None if num_new == 1 else self.mask[start : start + num_new, start : start + num_new][:, readable]
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, Block)
-            query, key, value = block.project(x)
-            cache.write(layer, key[..., readable, :], value[..., readable, :])
+            query, key, value = block.project(x, linear)
+            if len(readable) < num_new:
+                key, value = key[..., readable, :], value[..., readable, :]
+            cache.write(layer, key, value)
             attended = attend_one(query, cache, layer) if mask is None else attend_many(query, cache, layer, mask)
-            x = block.finish(x, attended)
+            x = block.finish(x, attended, linear)
         cache.advance()
         return self._logits_after(x[:, :, -1], start + num_new)
 
@@ -192,9 +219,12 @@ def attend_one(query: Tensor, cache: KVCache, layer: int) -> Tensor:
     if cache.num_shared:
         together = query[..., 0, :].transpose(1, 2) / math.sqrt(query.shape[-1])  # [E, H, K, d]
         scores = together @ cache.shared_keys[layer]  # [E, H, K, C]
-        found = scores.softmax(dim=-1) @ cache.shared_values[layer]
+        highest = scores.amax(dim=-1, keepdim=True)
+        shares = (scores - highest).exp_()
+        total = shares.sum(dim=-1, keepdim=True)
+        found = shares @ cache.shared_values[layer] / total
         cache.write_summary(layer, found.transpose(1, 2))
-        weight = scores.logsumexp(dim=-1).transpose(1, 2)  # [E, K, H]
+        weight = (highest + total.log())[..., 0].transpose(1, 2)  # [E, K, H], log of the sum of exponentials
     keys, values = cache.own(layer, with_summary=cache.num_shared > 0)
     if cache.num_shared:
         bias = query.new_zeros(*query.shape[:4], keys.shape[3])

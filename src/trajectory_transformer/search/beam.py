@@ -46,6 +46,7 @@ class Plan:
         return self.tokens[:, 0]
 
 
+@torch.inference_mode()
 def likelihood_search(
     decoder: Decoder, prompt: Tensor, *, num_tokens: int, beam_width: int, min_tokens: int = 0
 ) -> Plan:
@@ -69,6 +70,7 @@ def likelihood_search(
     return Plan(tokens=decoder.tokens, scores=log_prob)
 
 
+@torch.inference_mode()
 def beam_search(
     decoder: Decoder,
     prompt: Tensor,

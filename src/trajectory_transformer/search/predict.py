@@ -21,6 +21,7 @@ class Prediction:
     actions: DoubleArray  # [N, H, A]
 
 
+@torch.inference_mode()
 def predict(
     model: TrajectoryModel,
     episode: Episode,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trajectory_transformer.model.cache import KVCache
 from trajectory_transformer.model.decoders.stepwise import StepwiseDecoder
-from trajectory_transformer.model.gpt import GPT
+from trajectory_transformer.model.gpt import GPT, Linear, TransposedWeights, apply_linear
 
 
 class CachedDecoder(StepwiseDecoder):
@@ -17,6 +17,7 @@ class CachedDecoder(StepwiseDecoder):
         """Decode with a model; by default as many transitions are visible as in training."""
         super().__init__(gpt, window)
         self._cache: KVCache | None = None
+        self._linear: Linear = apply_linear
         self._cropped = 0  # tokens slid out when the cache was filled
         self._read = 0  # visible tokens of each candidate that the cache has seen
         self._shared = 0  # of these, the first ones that all candidates have in common
@@ -27,6 +28,7 @@ class CachedDecoder(StepwiseDecoder):
         """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates."""
         super().begin(prompt, max_candidates=max_candidates, max_new=max_new)
         self._cache = None
+        self._linear = TransposedWeights(self.gpt)  # anew for each search, so that training in between is seen
         self._max_candidates = max_candidates
         self._max_own = min(max_new, self.gpt.layout.length(self.window))
         self._check_memory(len(prompt) * max_candidates)
@@ -40,7 +42,7 @@ class CachedDecoder(StepwiseDecoder):
             # Positions restart after a crop, so nothing read before still holds.
             self._cropped = cropped
             return self._read_anew(prompt, own)
-        logits = self.gpt.extend(own[:, :, self._read :], prompt.shape[1] + self._read, self._cache)
+        logits = self.gpt.extend(own[:, :, self._read :], prompt.shape[1] + self._read, self._cache, self._linear)
         self._read = own.shape[2]
         return logits
 
@@ -76,7 +78,7 @@ class CachedDecoder(StepwiseDecoder):
             first, next_rows = _distinct(own[:, :, :end])
             cache.select(rows.gather(1, first))
             tokens = own.gather(1, first[..., None].expand(-1, -1, own.shape[2]))[:, :, done:end]
-            logits = self.gpt.extend(tokens, prompt.shape[1] - self._shared + done, cache)
+            logits = self.gpt.extend(tokens, prompt.shape[1] - self._shared + done, cache, self._linear)
             rows, done = next_rows, end
         assert logits is not None, "a search needs a prompt"
         cache.select(rows)
