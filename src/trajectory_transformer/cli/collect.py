@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -155,7 +156,7 @@ class Collect:
             words = f"tt collect --recipe {self.recipe} --policies {self.policies}"
         else:
             size = f"--episodes {self.episodes}" if self.steps is None else f"--steps {self.steps}"
-            words = f"tt collect --env {plan.env} --policy '{self.policy}' {size}"
+            words = f"tt collect --env {plan.env} --policy {shlex.quote(str(self.policy))} {size}"
         write_result(
             self.result,
             name=f"collect {plan.name}",

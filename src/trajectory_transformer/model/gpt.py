@@ -53,7 +53,7 @@ class Block(nn.Module):
     def project(self, x: Tensor, linear: Linear = apply_linear) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values: [..., L, width] -> three of [..., H, L, d]."""
         flat = linear(self.qkv, self.norm1(x))
-        heads = flat.view(*flat.shape[:-1], 3 * self.num_heads, -1).transpose(-3, -2)
+        heads = flat.view(*flat.shape[:-1], 3 * self.num_heads, x.shape[-1] // self.num_heads).transpose(-3, -2)
         query, key, value = heads.chunk(3, dim=-3)
         return query, key, value
 
