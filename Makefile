@@ -9,7 +9,8 @@ demo: $(INSTALLED)
 	$(BIN)/tt demo --overwrite true
 
 test: $(INSTALLED) lint
-	$(BIN)/python -m pytest -q -n 2
+	# One thread for each of the two processes: more would wait for each other.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
