@@ -47,7 +47,7 @@ def planner(gpt: GPT, decoder_name: str, config: PlanConfig, device: torch.devic
     decoder = make_decoder(decoder_name, gpt, config.window)
 
     def plan() -> torch.Tensor:
-        noise = Noise([7], device)
+        noise = Noise(torch.tensor([7], device=device))
         best = beam_search(
             decoder, prompt, discounted_return(0.99), layout=HOPPER, values=values, config=config, noise=noise
         ).best
@@ -97,7 +97,7 @@ def phase_shares(gpt: GPT, config: PlanConfig, device: torch.device) -> dict[str
                 layout=HOPPER,
                 values=values,
                 config=config,
-                noise=Noise([7], device),
+                noise=Noise(torch.tensor([7], device=device)),
             )
         total = time.perf_counter() - started
     finally:

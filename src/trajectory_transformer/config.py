@@ -172,8 +172,11 @@ class PlanConfig:
     """Discount of rewards along a plan; null: as in training."""
     replan_every: int = 1
     """Actions taken from one plan before the next is made."""
-    decoder: Literal["cached", "naive"] = "cached"
-    """The exact key/value cache, or a full forward pass per token (slow, for comparison)."""
+    decoder: Literal["auto", "fused", "cached", "naive"] = "auto"
+    """cached is the exact key/value cache, fused the same with one kernel for a run of slots (on GPUs), naive a full
+    forward pass per token (slow, for comparison). auto: fused on a GPU where it can be, else cached."""
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    """Numbers that the fused decoder multiplies. auto: bf16 where the model's sizes allow it."""
 
     def __post_init__(self) -> None:
         """Refuse a search that could not take a step."""

@@ -10,14 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from trajectory_transformer.config import PlanConfig
 from trajectory_transformer.data.episode import FloatArray
 from trajectory_transformer.data.spaces import action_leaf
-from trajectory_transformer.model.decoders import make_decoder
+from trajectory_transformer.model.decoders import FusedDecoder, make_decoder
 from trajectory_transformer.model.sampling import Noise, stream_seed
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.search.beam import Objective, Plan, beam_search, likelihood_search
+from trajectory_transformer.search.captured import CapturedSearch
 from trajectory_transformer.tokens.windows import encode_goals
 
 BoolArray = npt.NDArray[np.bool_]
@@ -111,7 +113,10 @@ class PlanningPolicy:
         self._objective = objective
         self._seed = seed
         self._on_plan = on_plan
-        self._decoder = make_decoder(config.decoder, model.gpt, config.window)
+        self._decoder = make_decoder(config.decoder, model.gpt, config.window, precision=config.precision)
+        self._captured = None
+        if isinstance(self._decoder, FusedDecoder):
+            self._captured = CapturedSearch(self._search, model.device, refresh=self._decoder.refresh)
         self._values = torch.from_numpy(model.discretizer.values).float().to(model.device)  # [D, V]
         window = model.gpt.config.window if config.window is None else config.window
         self._max_past = min(config.context, window - 1)  # the current transition needs a place too
@@ -184,40 +189,47 @@ class PlanningPolicy:
         rows = rows[:, : rows.shape[1] - (layout.size - layout.observation_dim)]  # the current transition has no more
         prompts = np.concatenate([goal_tokens, rows], axis=1)
         started = time.perf_counter()
-        plan = self._search(prompts, envs)
-        tokens = plan.tokens.cpu().numpy()  # [E', K, n], from the first action on
+        plan = self._make_plan(prompts, envs)
+        best = plan.best.cpu().numpy()  # [E', n], from the first action on
         self.plan_seconds.append(time.perf_counter() - started)
         for index, env in enumerate(envs):
-            self._queued[env] = self._first_actions(tokens[index, 0])
+            self._queued[env] = self._first_actions(best[index])
             if self._on_plan is not None:
-                scores = plan.scores[index].cpu().numpy()
-                self._on_plan(PlanTrace(env, self._steps[env], prompts[index], tokens[index], scores))
+                tokens, scores = plan.tokens[index].cpu().numpy(), plan.scores[index].cpu().numpy()
+                self._on_plan(PlanTrace(env, self._steps[env], prompts[index], tokens, scores))
         assert all(len(self._queued[env]) <= config.replan_every for env in envs)
 
-    def _search(self, prompts: TokenArray, envs: list[int]) -> Plan:
-        layout, config = self.model.layout, self.config
-        prompt = torch.from_numpy(prompts).to(self.model.device)
-        if self._objective is None:
-            return likelihood_search(
-                self._decoder,
-                prompt,
-                num_tokens=config.horizon * layout.size - layout.observation_dim,
-                beam_width=config.beam_width,
-                min_tokens=layout.action_dim,
-            )
+    def _make_plan(self, prompts: TokenArray, envs: list[int]) -> Plan:
         # Noise is a function of the seed and of what the plan is for, not of the environment's place in a batch.
         seeds = [
             stream_seed(self._seed, self._steps[env], zlib.crc32(row.tobytes()))
             for env, row in zip(envs, prompts, strict=True)
         ]
+        if self._captured is not None:
+            return self._captured(torch.from_numpy(prompts), torch.tensor(seeds))
+        device = self.model.device
+        return self._search(torch.from_numpy(prompts).to(device), torch.tensor(seeds, device=device))
+
+    def _search(self, prompts: Tensor, seeds: Tensor) -> Plan:
+        """Search for the best continuations of prompts [E, L]; seeds [E] are those of the noise."""
+        layout, config, decoder = self.model.layout, self.config, self._decoder
+        if self._objective is None:
+            return likelihood_search(
+                decoder,
+                prompts,
+                num_tokens=config.horizon * layout.size - layout.observation_dim,
+                beam_width=config.beam_width,
+                min_tokens=layout.action_dim,
+            )
         return beam_search(
-            self._decoder,
-            prompt,
+            decoder,
+            prompts,
             self._objective,
             layout=layout,
             values=self._values,
             config=config,
-            noise=Noise(seeds, self.model.device),
+            noise=Noise(seeds),
+            keep=decoder.keep if isinstance(decoder, FusedDecoder) else None,
         )
 
     def _first_actions(self, tokens: TokenArray) -> list[TokenArray]:

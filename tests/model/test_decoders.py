@@ -1,5 +1,7 @@
 """Both decoders against a full forward pass over what is visible, through random searches."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -51,10 +53,16 @@ def full_pass(gpt: GPT, sequences: list[list[Sequence]], window: int) -> Tensor:
 
 
 def random_search(
-    name: str, gpt: GPT, *, window: int | None, prompt_length: int, num_tokens: int, rng: np.random.Generator
+    name: str | Callable[[GPT, int | None], Decoder],
+    gpt: GPT,
+    *,
+    window: int | None,
+    prompt_length: int,
+    num_tokens: int,
+    rng: np.random.Generator,
 ) -> float:
     """Drive a decoder at random, as a search might; the largest difference from full passes."""
-    decoder = make_decoder(name, gpt, window)
+    decoder = make_decoder(name, gpt, window) if isinstance(name, str) else name(gpt, window)
     seen = MODEL_WINDOW if window is None else window
     # A decoder serves one search after the other: the first leaves a state that the second must not see.
     decoder.begin(torch.ones(1, gpt.layout.goal_dim + 1, dtype=torch.long), max_candidates=1, max_new=1)

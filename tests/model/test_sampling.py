@@ -5,11 +5,11 @@ import torch
 
 from trajectory_transformer.model.sampling import (
     Noise,
+    Percentile,
     Sampler,
     expected_value,
     keep_nucleus,
     keep_top,
-    percentile_value,
     sampled_value,
     stream_seed,
 )
@@ -62,7 +62,7 @@ def test_top_k_keeps_the_most_likely() -> None:
 
 def test_gumbel_noise_draws_by_probability_and_filters_first() -> None:
     probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    noise = Noise([0], torch.device("cpu")).gumbel(40_000, 4)[0]
+    noise = Noise(torch.tensor([0])).gumbel(40_000, 1, 4).slot(0)[0]
     logits = probs.log().expand(40_000, -1)
     shares = torch.bincount(Sampler().draw(logits, noise), minlength=4) / 40_000
     torch.testing.assert_close(shares, probs, atol=0.01, rtol=0)
@@ -75,10 +75,14 @@ def test_gumbel_noise_draws_by_probability_and_filters_first() -> None:
 
 
 def test_noise_of_a_stream_is_a_function_of_its_seed_alone() -> None:
-    device = torch.device("cpu")
-    together, alone = Noise([3, 4], device), Noise([4], device)
+    together, alone = Noise(torch.tensor([3, 4])), Noise(torch.tensor([4]))
+    seen = []
     for _ in range(2):
-        assert torch.equal(together.gumbel(2, 3)[1], alone.gumbel(2, 3)[0])
+        first, second = together.gumbel(2, 3, 4), alone.gumbel(2, 3, 4)
+        for slot in range(3):
+            assert torch.equal(first.slot(slot)[1], second.slot(slot)[0])
+            seen += first.slot(slot).flatten().tolist()
+    assert len(set(seen)) == len(seen)  # 2 runs x 3 slots x 2 streams x 2 candidates x 4 tokens, all different
     assert stream_seed(1, 2) == stream_seed(1, 2) != stream_seed(2, 1)
 
 
@@ -86,7 +90,7 @@ def test_percentiles_and_samples_count_the_stop_token_as_zero() -> None:
     logits = torch.tensor([0.4, 0.3, 0.1, 0.2]).log()
     values = torch.tensor([-5.0, 1.0, 7.0])
     # In order: -5 (0.4), 0 for the stop token (0.2), 1 (0.3), 7 (0.1).
-    assert [float(percentile_value(share)(logits, values, torch.tensor(0))) for share in (0.3, 0.5, 0.8, 0.95)] == [
+    assert [float(Percentile(share)(logits, values, torch.tensor(0))) for share in (0.3, 0.5, 0.8, 0.95)] == [
         -5.0,
         0.0,
         1.0,

@@ -73,7 +73,7 @@ def plan(decoder: StepwiseDecoder, start: int, *, width: int, horizon: int, disc
         layout=TOY,
         values=VALUES,
         config=config,
-        noise=Noise([3], CPU),
+        noise=Noise(torch.tensor([3])),
     )
 
 
@@ -199,7 +199,7 @@ def test_naive_and_cached_return_the_same_tokens(name: str, window: int, horizon
                 layout=layout,
                 values=values,
                 config=config,
-                noise=Noise(range(8), CPU),
+                noise=Noise(torch.arange(8)),
             )
             for decoder in ("naive", "cached")
         ]
@@ -214,7 +214,7 @@ def test_a_plan_does_not_depend_on_its_neighbours() -> None:
     values = torch.randn(layout.size, 7, generator=torch.Generator().manual_seed(1))
 
     def search(rows: list[int]) -> Tensor:
-        noise = Noise([50 + row for row in rows], CPU)
+        noise = Noise(torch.tensor([50 + row for row in rows]))
         config = PlanConfig(beam_width=4, horizon=4)
         decoder = make_decoder("cached", gpt)
         return beam_search(

@@ -84,6 +84,7 @@ class GPT(nn.Module):
 
     offsets: Tensor
     mask: Tensor
+    readable_positions: Tensor
 
     def __init__(self, layout: TokenLayout, num_bins: int, config: ModelConfig) -> None:
         """Build with random weights from torch's global generator."""
@@ -113,6 +114,7 @@ class GPT(nn.Module):
         readable = torch.tensor([not layout.is_value(int(position)) for position in positions])
         mask = (positions[:, None] >= positions[None, :]) & readable[None, :]
         self.register_buffer("mask", mask, persistent=False)
+        self.register_buffer("readable_positions", positions[readable], persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of every token after the goal's first: tokens [B, L] -> [B, L - max(G - 1, 0), V + 1].
@@ -127,18 +129,23 @@ class GPT(nn.Module):
 
     def prefill(self, tokens: Tensor, *, max_candidates: int, max_own: int) -> tuple[Tensor | None, KVCache]:
         """Read prompts [E, L] once: the next token's logits [E, 1, V + 1] (None for L = 0) and their cache."""
-        x = self._embed(tokens, 0)
-        mask = self._mask(tokens.shape[1])
-        readable = self.readable(0, tokens.shape[1])
-        keys, values = [], []
-        for block in self.blocks:
-            x, key, value = block(x, mask)
-            keys.append(key[:, :, readable])
-            values.append(value[:, :, readable])
-        cache = KVCache(torch.stack(keys), torch.stack(values), max_candidates=max_candidates, max_own=max_own)
+        x, keys, values = self.read(tokens)
+        cache = KVCache(keys, values, max_candidates=max_candidates, max_own=max_own)
         if tokens.shape[1] < max(self.layout.goal_dim, 1):
             return None, cache
         return self._logits_after(x[:, -1:], tokens.shape[1]), cache
+
+    def read(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One pass over tokens [B, L]: what comes out [B, L, width], readable keys and values [layers, B, H, C, d]."""
+        x = self._embed(tokens, 0)
+        mask = self._mask(tokens.shape[1])
+        readable = self.readable_positions[: len(self.readable(0, tokens.shape[1]))]
+        keys, values = [], []
+        for block in self.blocks:
+            x, key, value = block(x, mask)
+            keys.append(key.index_select(2, readable))
+            values.append(value.index_select(2, readable))
+        return x, torch.stack(keys), torch.stack(values)
 
     def extend(self, tokens: Tensor, start: int, cache: KVCache, linear: Linear = apply_linear) -> Tensor:
         """Read S more tokens of every candidate from position `start`: tokens [E, K, S] -> logits [E, K, V + 1]."""

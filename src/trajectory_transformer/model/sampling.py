@@ -1,6 +1,6 @@
 """Next tokens from logits: filters, Gumbel noise, and what a predicted distribution is worth."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,21 +50,63 @@ def keep_nucleus(logits: Tensor, mass: float) -> Tensor:
     return logits.masked_fill(~kept, -torch.inf)
 
 
+@dataclass(frozen=True)
+class Gumbel:
+    """Gumbel noise of one run of slots: a function of a key and of the place, so that any decoder can make any part."""
+
+    keys: Tensor  # [E], one for each search
+    num_candidates: int
+    num_slots: int
+    vocabulary: int
+
+    def slot(self, index: int) -> Tensor:
+        """The noise of one slot [E, K, V + 1]."""
+        candidates = torch.arange(self.num_candidates, device=self.keys.device)[:, None]
+        tokens = torch.arange(self.vocabulary, device=self.keys.device)
+        places = (candidates * self.num_slots + index) * self.vocabulary + tokens
+        bits = _logical_shift(_mix(self.keys[:, None, None] + (places + 1) * _STEP), 40)
+        uniform = (bits.float() + 0.5) * 2.0**-24
+        return -(-uniform.log()).log()
+
+
 class Noise:
     """Gumbel noise of E searches, each from a seed of its own, so that a plan does not depend on its neighbours.
 
-    Whoever decodes draws the same numbers in the same order: every decoder returns the same plan.
+    Whoever decodes sees the same numbers, on any device: every decoder returns the same plan.
     """
 
-    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
-        """One stream a search, drawn on the CPU so that every device sees the same numbers."""
-        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self._device = device
+    def __init__(self, seeds: Tensor) -> None:
+        """One stream a search: seeds [E], whole numbers of 64 bits."""
+        self._seeds = _mix(seeds)  # hashed: seeds may be neighbours, as the numbers of runs are
+        self._keys: list[Tensor] = []  # of the runs to come
 
-    def gumbel(self, *shape: int) -> Tensor:
-        """The next numbers of every stream [E, *shape]."""
-        draws = [torch.empty(shape).exponential_(generator=generator) for generator in self._generators]
-        return -torch.stack(draws).log().to(self._device)
+    def gumbel(self, num_candidates: int, num_slots: int, vocabulary: int) -> Gumbel:
+        """The noise of the next run."""
+        if not self._keys:
+            # Many at once: on a GPU a hash of a few numbers takes as long as one of a thousand.
+            steps = torch.arange(1, 65, device=self._seeds.device)[:, None] * _STEP
+            self._keys = list(_mix(self._seeds + steps).unbind())
+            self._seeds = self._keys[-1]
+        return Gumbel(self._keys.pop(0), num_candidates, num_slots, vocabulary)
+
+
+def _signed(number: int) -> int:
+    """The last 64 bits of a number as a tensor holds them."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+_STEP = _signed(0x9E3779B97F4A7C15)
+
+
+def _mix(keys: Tensor) -> Tensor:
+    """A hash of 64 bits (the last steps of splitmix64): neighbouring numbers come out unlike each other."""
+    keys = (keys ^ _logical_shift(keys, 30)) * _signed(0xBF58476D1CE4E5B9)
+    keys = (keys ^ _logical_shift(keys, 27)) * _signed(0x94D049BB133111EB)
+    return keys ^ _logical_shift(keys, 31)
+
+
+def _logical_shift(keys: Tensor, bits: int) -> Tensor:
+    return (keys >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def stream_seed(*words: int) -> int:
@@ -87,15 +129,17 @@ def sampled_value(logits: Tensor, values: Tensor, tokens: Tensor) -> Tensor:
     return torch.cat([values, values.new_zeros(1)])[tokens]
 
 
-def percentile_value(share: float) -> Estimate:
+@dataclass(frozen=True)
+class Percentile:
     """The value that a share of the predicted mass lies below; the stop token counts as a value of zero."""
 
-    def estimate(logits: Tensor, values: Tensor, tokens: Tensor | None = None) -> Tensor:
+    share: float
+
+    def __call__(self, logits: Tensor, values: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Estimate: logits [..., V + 1], values [V] -> [...]."""
         del tokens
         with_stop = torch.cat([values, values.new_zeros(1)])
         ordered, order = with_stop.sort()
         mass = logits.softmax(dim=-1)[..., order].cumsum(dim=-1)
-        index = (mass < share).sum(dim=-1).clamp(max=len(ordered) - 1)
+        index = (mass < self.share).sum(dim=-1).clamp(max=len(ordered) - 1)
         return ordered[index]
-
-    return estimate

@@ -1,7 +1,9 @@
 """Beam search over any decoder: expand, score, keep. The objective alone decides what a candidate is worth."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,9 +13,9 @@ from trajectory_transformer.model.decoders import Decoder, Run
 from trajectory_transformer.model.sampling import (
     Estimate,
     Noise,
+    Percentile,
     Sampler,
     expected_value,
-    percentile_value,
     sampled_value,
 )
 from trajectory_transformer.tokens.layout import TokenLayout
@@ -31,6 +33,16 @@ class Candidates:
 
 Objective = Callable[[Candidates], Tensor]
 """Worth of every candidate [E, K], larger is better."""
+
+
+class Keep(Protocol):
+    """Chooses who goes on."""
+
+    def __call__(self, scores: Tensor, identity: Tensor, width: int, *, distinct: bool) -> Tensor:
+        """Numbers of the best candidates, best first: scores, identity [E, K] -> [E, width].
+
+        Where they are to be `distinct`, copies (of equal identity) of one that ranks before them come after all others.
+        """
 
 
 @dataclass(frozen=True)
@@ -80,14 +92,16 @@ def beam_search(
     values: Tensor,
     config: PlanConfig,
     noise: Noise,
+    keep: Keep | None = None,
 ) -> Plan:
     """Search over sampled transitions: prompt [E, L] ending in a state, values [D, V] of the bins -> Plan.
 
     Each step samples `expansion` actions for every candidate (with reward and return-to-go where the layout has them),
     keeps the `beam_width` that the objective likes best, and samples their next states. A candidate drawn twice is kept
     twice only where there are too few others: copies of one good start must not crowd out what pays later. Once a
-    candidate has drawn a stop token the task is over for it: it earns nothing more.
+    candidate has drawn a stop token the task is over for it: it earns nothing more. `keep` ranks (`keep_best`).
     """
+    keep = keep or keep_best
     envs, width, vocabulary = prompt.shape[0], config.beam_width, values.shape[1] + 1
     crowd = width * config.expansion
     act = Sampler(config.temperature, config.action_top_k, config.action_nucleus)
@@ -98,6 +112,7 @@ def beam_search(
 
     decoder.begin(prompt, max_candidates=crowd, max_new=config.horizon * layout.size - layout.observation_dim)
     parents = torch.zeros(envs, crowd, dtype=torch.long, device=prompt.device)  # all from the prompt
+    siblings = (torch.arange(crowd, device=prompt.device) // config.expansion).expand(envs, -1)
     log_prob = torch.zeros(envs, 1, device=prompt.device)
     rewards = torch.zeros(envs, 1, 0, device=prompt.device)
     ended = torch.zeros(envs, 1, dtype=torch.bool, device=prompt.device)
@@ -122,10 +137,7 @@ def beam_search(
             rewards = torch.cat([rewards, earned[..., :1]], dim=-1)
             value = earned[..., 1]
         scores = objective(Candidates(decoder.tokens, log_prob, rewards, value))  # [E, crowd]
-        rank = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-        if step + 1 < config.horizon:
-            rank = rank + crowd * _repeated(identity, rank)
-        kept = rank.argsort(dim=1)[:, :width]
+        kept = keep(scores, identity, width, distinct=step + 1 < config.horizon)
         decoder.select(kept)
         scores, log_prob, rewards, ended, identity = (
             _pick(part, kept) for part in (scores, log_prob, rewards, ended, identity)
@@ -136,22 +148,36 @@ def beam_search(
             log_prob = log_prob + states.log_prob.sum(dim=-1)
             ended = ended | (states.tokens == stop).any(dim=-1)
             identity = _identify(identity, states.tokens)
-            parents = torch.arange(width, device=prompt.device).repeat_interleave(config.expansion).expand(envs, -1)
+            parents = siblings
     return Plan(tokens=decoder.tokens, scores=scores)
 
 
 def make_estimate(config: PlanConfig) -> Estimate:
     """How predicted rewards and values are summed up."""
     if config.estimate == "percentile":
-        return percentile_value(config.percentile)
+        return Percentile(config.percentile)
     return {"mean": expected_value, "sampled": sampled_value}[config.estimate]
+
+
+def keep_best(scores: Tensor, identity: Tensor, width: int, *, distinct: bool) -> Tensor:
+    """Numbers of the best candidates, best first: see `Keep`."""
+    rank = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    if distinct:
+        rank = rank + scores.shape[1] * _repeated(identity, rank)
+    return rank.argsort(dim=1)[:, :width]
 
 
 def _identify(identity: Tensor, tokens: Tensor) -> Tensor:
     """Numbers that tell candidates apart, from those of their parents [E, K] and the tokens added [E, K, S]."""
-    for column in tokens.unbind(dim=-1):
-        identity = identity * 6364136223846793005 + column + 1442695040888963407  # wraps round, as a hash may
-    return identity
+    powers = _powers(tokens.shape[-1] + 1, tokens.device)
+    return identity * powers[0] + ((tokens + 1) * powers[1:]).sum(dim=-1)  # wraps round, as a hash may
+
+
+@functools.cache
+def _powers(count: int, device: torch.device) -> Tensor:
+    """Powers of an odd number of 64 bits, largest first, the last of them 1."""
+    powers = [pow(6364136223846793005, exponent, 2**64) for exponent in reversed(range(count))]
+    return torch.tensor([power - 2**64 if power >= 2**63 else power for power in powers], device=device)
 
 
 def _repeated(identity: Tensor, rank: Tensor) -> Tensor:
@@ -166,4 +192,6 @@ def _repeated(identity: Tensor, rank: Tensor) -> Tensor:
 
 def _pick(part: Tensor, rows: Tensor) -> Tensor:
     """Rows of every environment: part [E, K, ...], rows [E, K'] -> [E, K', ...]."""
-    return part[torch.arange(rows.shape[0], device=rows.device)[:, None], rows]
+    if part.dim() == 2:
+        return part.gather(1, rows)
+    return part.gather(1, rows[..., None].expand(-1, -1, part.shape[2]))

@@ -56,7 +56,7 @@ def predict(
     prompt = torch.from_numpy(np.concatenate([goal, past]))[None].to(device)
 
     decoder = make_decoder("cached", model.gpt)
-    noise = Noise([stream_seed(seed, start)], device)
+    noise = Noise(torch.tensor([stream_seed(seed, start)], device=device))
     sampler = Sampler(temperature)
     vocabulary = model.discretizer.num_bins + 1
     decoder.begin(prompt, max_candidates=num_samples, max_new=horizon * layout.size)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trajectory_transformer.model.gpt import GPT
-from trajectory_transformer.model.sampling import Estimate, Sampler
+from trajectory_transformer.model.sampling import Estimate, Gumbel, Sampler
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Run:
 
     num_slots: int  # S
     sampler: Sampler
-    noise: Tensor | None  # [E, K, S, V + 1] Gumbel; None takes the most likely tokens
+    noise: Gumbel | None  # None takes the most likely tokens
     allow_stop: bool = True  # whether the stop token may be drawn
     values: Tensor | None = None  # [S, V], what the tokens are worth, where that is wanted
     estimate: Estimate | None = None  # how a distribution over them is summed up
@@ -73,8 +73,7 @@ class StepwiseDecoder(ABC):
 
     def select(self, parents: Tensor) -> None:
         """Replace the candidates by copies of themselves: parents [E, K'] numbers the old ones."""
-        envs = torch.arange(parents.shape[0], device=parents.device)[:, None]
-        self.tokens = self.tokens[envs, parents]
+        self.tokens = self.tokens.gather(1, parents[..., None].expand(-1, -1, self.tokens.shape[2]))
 
     @torch.no_grad()
     def extend(self, run: Run) -> Extension:
@@ -86,7 +85,7 @@ class StepwiseDecoder(ABC):
             if not run.allow_stop:
                 drawn_from = logits.clone()
                 drawn_from[..., -1] = -torch.inf
-            token = run.sampler.draw(drawn_from, None if run.noise is None else run.noise[:, :, slot])
+            token = run.sampler.draw(drawn_from, None if run.noise is None else run.noise.slot(slot))
             self.append(token)
             tokens.append(token)
             log_probs.append(logits.log_softmax(dim=-1).gather(-1, token[..., None])[..., 0])
@@ -95,10 +94,13 @@ class StepwiseDecoder(ABC):
         worth = torch.stack(worths, dim=-1) if worths else None
         return Extension(torch.stack(tokens, dim=-1), torch.stack(log_probs, dim=-1), worth)
 
-    def num_cropped(self) -> int:
-        """Tokens after the goal that have slid out, counted over prompt and candidate; whole transitions."""
+    def num_cropped(self, num_more: int = 0) -> int:
+        """Tokens after the goal that have slid out, counted over prompt and candidate; whole transitions.
+
+        With `num_more`, how many it will be when each candidate has so many more tokens.
+        """
         layout = self.gpt.layout
-        after_goal = self.prompt.shape[1] + self.tokens.shape[2] - layout.goal_dim
+        after_goal = self.prompt.shape[1] + self.tokens.shape[2] + num_more - layout.goal_dim
         return max(after_goal // layout.size - (self.window - 1), 0) * layout.size
 
     def visible(self, cropped: int) -> tuple[Tensor, Tensor]:

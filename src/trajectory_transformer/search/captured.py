@@ -1,0 +1,74 @@
+"""A search as one CUDA graph for every shape of prompt: what is launched once is replayed without the host."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trajectory_transformer.search.beam import Plan
+
+log = logging.getLogger(__name__)
+
+Search = Callable[[Tensor, Tensor], Plan]
+"""Prompts [E, L] and seeds of their noise [E], both on the device -> plans."""
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    prompts: Tensor
+    seeds: Tensor
+    plan: Plan
+
+
+class CapturedSearch:
+    """Replays a search; the first call with a new shape of prompts captures it.
+
+    The number of environments is rounded up to a power of two, so that a few graphs serve any number of them.
+    """
+
+    def __init__(self, search: Search, device: torch.device, *, refresh: Callable[[], None]) -> None:
+        """Capture `search`, which must not wait for the device; `refresh` is called before every replay."""
+        self._search = search
+        self._device = device
+        self._refresh = refresh
+        self._graphs: dict[tuple[int, int], _Captured | None] = {}
+
+    def __call__(self, prompts: Tensor, seeds: Tensor) -> Plan:
+        """Plans for prompts [E, L] on the host. They are overwritten by the next call."""
+        num_envs = len(prompts)
+        extra = (1 << (num_envs - 1).bit_length()) - num_envs
+        if extra:
+            prompts = torch.cat([prompts, prompts[:1].expand(extra, -1)])
+            seeds = torch.cat([seeds, seeds[:1].expand(extra)])
+        self._refresh()
+        shape = (prompts.shape[0], prompts.shape[1])
+        if shape not in self._graphs:
+            self._graphs[shape] = self._capture(prompts, seeds)
+        captured = self._graphs[shape]
+        if captured is None:
+            plan = self._search(prompts.to(self._device), seeds.to(self._device))
+        else:
+            captured.prompts.copy_(prompts, non_blocking=True)
+            captured.seeds.copy_(seeds, non_blocking=True)
+            captured.graph.replay()
+            plan = captured.plan
+        return Plan(plan.tokens[:num_envs], plan.scores[:num_envs])
+
+    def _capture(self, prompts: Tensor, seeds: Tensor) -> _Captured | None:
+        prompts, seeds = prompts.to(self._device), seeds.to(self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            self._search(prompts, seeds)  # what is made once (compiled kernels, buffers) must be there before
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                plan = self._search(prompts, seeds)
+        except RuntimeError as error:
+            log.warning("planning without a CUDA graph, step by step: %s", error)
+            return None
+        return _Captured(graph, prompts, seeds, plan)

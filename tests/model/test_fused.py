@@ -1,0 +1,162 @@
+"""The fused decoder's kernels and book-keeping, run by the CPU, against full passes and the naive decoder."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from tests.model.test_decoders import LAYOUTS, MODEL_WINDOW, random_gpt, random_search
+from trajectory_transformer.config import ModelConfig, PlanConfig
+from trajectory_transformer.model.decoders import FusedDecoder, make_decoder
+from trajectory_transformer.model.decoders.fused import sizes_of, why_not_fused
+from trajectory_transformer.model.decoders.kernels import HostKernels, Sizes, find_compiler
+from trajectory_transformer.model.decoders.packed import pack_strips
+from trajectory_transformer.model.gpt import GPT
+from trajectory_transformer.model.sampling import Noise
+from trajectory_transformer.search.beam import Plan, beam_search, keep_best, likelihood_search
+from trajectory_transformer.search.objectives import discounted_return, log_likelihood
+
+MakeDecoder = Callable[..., FusedDecoder]
+
+
+@pytest.fixture(scope="session")
+def make_fused(tmp_path_factory: pytest.TempPathFactory) -> MakeDecoder:
+    """Fused decoders in float32 whose kernels the CPU runs, compiled once for each size of model."""
+    if find_compiler() is None:
+        pytest.skip("no C++ compiler to build the kernels with")
+    compiled: dict[Sizes, HostKernels] = {}
+
+    def make(gpt: GPT, window: int | None = None) -> FusedDecoder:
+        sizes = sizes_of(gpt, bf16=False)
+        if sizes not in compiled:
+            compiled[sizes] = HostKernels(sizes, tmp_path_factory.mktemp("kernels"))
+        return FusedDecoder(gpt, window, bf16=False, kernels=compiled[sizes])
+
+    return make
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, None])
+@pytest.mark.parametrize("kind", sorted(LAYOUTS))
+def test_logits_equal_a_full_forward_pass(make_fused: MakeDecoder, kind: str, window: int | None) -> None:
+    layout = LAYOUTS[kind]
+    shortest, longest = max(layout.goal_dim, 1), layout.length(MODEL_WINDOW + 2)
+    num_tokens = layout.size * 2 * MODEL_WINDOW + 1
+    if window == 1 and not layout.goal_dim:
+        longest, num_tokens = 2, layout.size - 2
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        prompt_length = (shortest, longest - 1, int(rng.integers(shortest, longest)))[seed]
+        worst = random_search(
+            lambda gpt, window: make_fused(gpt, window),
+            random_gpt(layout, seed=seed),
+            window=window,
+            prompt_length=prompt_length,
+            num_tokens=num_tokens,
+            rng=rng,
+        )
+        assert worst < 1e-5, f"prompt of {prompt_length}"
+
+
+SEARCHES = {
+    "default": PlanConfig(beam_width=5, expansion=2, horizon=4),
+    "wide": PlanConfig(beam_width=12, expansion=3, horizon=3, action_top_k=3, action_nucleus=None),
+    "noisy": PlanConfig(beam_width=4, horizon=5, observation_top_k=None, temperature=0.7, action_nucleus=0.9),
+    "filtered": PlanConfig(beam_width=4, horizon=4, observation_top_k=4, observation_nucleus=0.6, action_top_k=2),
+    "sampled": PlanConfig(beam_width=5, horizon=4, estimate="sampled"),
+    "percentile": PlanConfig(beam_width=5, horizon=4, estimate="percentile", percentile=0.3),
+}
+
+
+@pytest.mark.parametrize("window", [2, None])
+@pytest.mark.parametrize("kind", ["rewards", "goal", "goal-1-rewards"])
+@pytest.mark.parametrize("search", sorted(SEARCHES))
+def test_searches_find_what_the_naive_decoder_finds(
+    make_fused: MakeDecoder, search: str, kind: str, window: int | None
+) -> None:
+    layout, config = LAYOUTS[kind], SEARCHES[search]
+    objective = discounted_return(0.9) if layout.rewards else log_likelihood
+    for seed in range(4):
+        gpt = random_gpt(layout, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        prompt = torch.randint(5, (3, layout.length(seed % 3) + layout.observation_dim), generator=generator)
+        values = torch.randn(layout.size, 5, generator=generator)
+        fused = make_fused(gpt, window)
+
+        def plan(decoder: object, keep: object) -> Plan:
+            return beam_search(
+                decoder,  # type: ignore[arg-type]
+                prompt,  # noqa: B023
+                objective,
+                layout=layout,
+                values=values,  # noqa: B023
+                config=config,
+                noise=Noise(torch.arange(3)),
+                keep=keep,  # type: ignore[arg-type]
+            )
+
+        expected, found = plan(make_decoder("naive", gpt, window), keep_best), plan(fused, fused.keep)
+        assert torch.equal(found.tokens, expected.tokens), seed
+        torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["plain", "goal-rewards"])
+def test_likelihood_search_finds_what_the_naive_decoder_finds(make_fused: MakeDecoder, kind: str) -> None:
+    layout = LAYOUTS[kind]
+    gpt = random_gpt(layout)
+    prompt = torch.randint(5, (2, layout.length(1) + 1), generator=torch.Generator().manual_seed(0))
+    plans = [
+        likelihood_search(decoder, prompt, num_tokens=14, beam_width=6, min_tokens=2)
+        for decoder in (make_decoder("naive", gpt), make_fused(gpt))
+    ]
+    assert torch.equal(plans[0].tokens, plans[1].tokens)
+    torch.testing.assert_close(plans[0].scores, plans[1].scores, atol=1e-4, rtol=1e-4)
+
+
+def test_a_decoder_sees_weights_that_change_between_searches(make_fused: MakeDecoder) -> None:
+    gpt = random_gpt(LAYOUTS["rewards"])
+    decoder, prompt = make_fused(gpt), torch.tensor([[0, 1, 2, 3, 4]])
+    for _ in range(2):
+        decoder.begin(prompt, max_candidates=1, max_new=1)
+        torch.testing.assert_close(decoder.logits()[0, 0], gpt(prompt)[0, -1], atol=1e-5, rtol=1e-5)
+        with torch.no_grad():
+            for parameter in gpt.parameters():
+                parameter.mul_(-1.5)
+
+
+@pytest.mark.parametrize("distinct", [True, False])
+def test_the_kernel_keeps_whom_the_search_keeps(make_fused: MakeDecoder, distinct: bool) -> None:
+    decoder = make_fused(random_gpt(LAYOUTS["plain"]))
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        count = int(rng.integers(1, 40))
+        # Few values, so that ties and copies are common; copies need not score alike.
+        scores = torch.from_numpy(rng.integers(6, size=(3, count)).astype(np.float32))
+        identity = torch.from_numpy(rng.integers(12, size=(3, count)))
+        width = int(rng.integers(1, count + 1))
+        expected = keep_best(scores, identity, width, distinct=distinct)
+        assert torch.equal(decoder.keep(scores, identity, width, distinct=distinct), expected)
+
+
+def test_matrix_units_find_every_weight_once_and_in_its_place() -> None:
+    weight = torch.arange(96 * 128.0).view(96, 128)
+    packed = pack_strips(weight)
+    assert packed.sort().values.equal(weight.flatten())
+    # Strip 4, third piece of 32 inputs, second instruction, lane 14 (g 3, t 2): the first four of its eight numbers are
+    # inputs 8t + 4, 8t + 5 of outputs g and g + 8, the others inputs 8t + 6, 8t + 7.
+    place = (((4 * 4 + 2) * 2 + 1) * 32 + 14) * 8
+    row, column = 4 * 16 + 3, 2 * 32 + 8 * 2 + 4
+    expected = [weight[row + upper, column + high + j].item() for high in (0, 2) for upper in (0, 8) for j in (0, 1)]
+    assert packed[place : place + 8].tolist() == expected
+
+
+def test_the_reason_why_a_model_cannot_be_fused_is_given() -> None:
+    layout = LAYOUTS["plain"]
+    small = GPT(layout, 5, ModelConfig(window=3, width=64, num_heads=2, num_layers=1))
+    reason = why_not_fused(small, 3, bf16=True) or ""
+    assert "a width of 128, 4 heads and at most 127 bins, the model has 64, 2 and 5" in reason
+    assert why_not_fused(small, 3, bf16=False) is None
+    long = GPT(layout, 5, ModelConfig(window=70, width=128, num_heads=4, num_layers=1))
+    assert "at most 60 transitions" in (why_not_fused(long, 70, bf16=True) or "")
+    with pytest.raises(ValueError, match="search.decoder fused needs a GPU, the model is on the CPU"):
+        make_decoder("fused", small)
