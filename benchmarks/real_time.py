@@ -52,8 +52,11 @@ def make_model(task: str, window: int, device: torch.device) -> TrajectoryModel:
 class Loop:
     """An environment of noise under control; remembers how long every action took."""
 
-    def __init__(self, model: TrajectoryModel, config: PlanConfig, *, num_envs: int = 1) -> None:
-        """Control so many systems at once."""
+    def __init__(
+        self, model: TrajectoryModel, config: PlanConfig, *, num_envs: int = 1, forgetful: bool = False
+    ) -> None:
+        """Control so many systems at once; a forgetful loop begins anew with every step."""
+        self._forgetful = forgetful
         self._policy = PlanningPolicy(model, config, discounted_return(0.99), seed=0)
         self._rng = np.random.default_rng(1)
         self._shape = (num_envs, model.layout.observation_dim)
@@ -72,7 +75,7 @@ class Loop:
             goals=np.zeros((num_envs, 0), np.float32),
             active=np.full(num_envs, True),
         )
-        self._first = False
+        self._first = self._forgetful
         started = time.perf_counter()
         self.actions.append(self._policy.act(step))
         return time.perf_counter() - started
@@ -119,9 +122,13 @@ def main() -> None:
     metrics["plans_per_second_64_envs"] = 1000 * num_envs / median
     print(f"{num_envs} environments, beam 128: {1000 * num_envs / median:.0f} plans a second")
 
-    # The same noise and prompts in both precisions: how often is the first action the same?
-    config = replace(BASE, beam_width=64)
-    loops = [Loop(hopper, replace(config, precision=precision), num_envs=16) for precision in ("bf16", "float32")]
+    # The same noise and prompts in both precisions: how often is the first action the same? Every step begins an
+    # episode, since a different action would make different prompts of the steps after it.
+    config = replace(BASE, beam_width=64, context=0)
+    loops = [
+        Loop(hopper, replace(config, precision=precision), num_envs=16, forgetful=True)
+        for precision in ("bf16", "float32")
+    ]
     for loop in loops:
         measure(loop, 2 if options.quick else 8)
     pairs = zip(*(np.concatenate(loop.actions) for loop in loops), strict=True)

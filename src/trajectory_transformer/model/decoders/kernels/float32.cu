@@ -61,25 +61,28 @@ __device__ void keep_keys(const Run& run, Room& room, const float* bias, int lay
     }
 }
 
-// queries [ROWS][WIDTH] -> attended [ROWS][WIDTH]; each warp takes candidates and heads in turn.
+// queries [ROWS][WIDTH] -> attended [ROWS][WIDTH]; each warp takes candidates and heads in turn. A candidate's tiles are
+// dealt out to lanes by their place among its own, so that copies of a candidate come out the same to the last bit.
 __device__ void attend(const Tile* tiles, int num_tiles, int layer, int columns, const float* queries, float* attended) {
+    constexpr int AT_ONCE = LANES < TILE ? 1 : LANES / TILE, STEP = LANES / AT_ONCE; // tiles, and lanes of each
     const int lane = thread % LANES;
     for (int pair = thread / LANES; pair < ROWS * HEADS; pair += WARPS) {
         const int row = pair / HEADS, head = pair % HEADS;
         const float* query = queries + row * WIDTH + head * HEAD;
         float highest = LOWEST, total = 0.0f, found[HEAD] = {};
-        for (int place = lane; place < num_tiles * TILE; place += LANES) {
-            const Tile tile = tiles[place / TILE];
-            const int column = place % TILE;
-            if (!(tile.rows >> row & 1) || column >= valid_columns(tile, columns)) continue;
-            const float* key = tile.keys + layer * tile.layer_stride + (head * TILE + column) * HEAD;
-            const float* value = tile.values + layer * tile.layer_stride + head * HEAD * TILE + column;
-            float score = 0.0f;
-            for (int d = 0; d < HEAD; ++d) score += query[d] * key[d];
-            const float higher = fmaxf(highest, score), shrink = expf(highest - higher), share = expf(score - higher);
-            total = total * shrink + share;
-            for (int d = 0; d < HEAD; ++d) found[d] = found[d] * shrink + share * value[d * TILE];
-            highest = higher;
+        for (int index = 0, own = 0; index < num_tiles; ++index) {
+            const Tile tile = tiles[index];
+            if (!(tile.rows >> row & 1) || own++ % AT_ONCE != lane / STEP) continue;
+            for (int column = lane % STEP; column < valid_columns(tile, columns); column += STEP) {
+                const float* key = tile.keys + layer * tile.layer_stride + (head * TILE + column) * HEAD;
+                const float* value = tile.values + layer * tile.layer_stride + head * HEAD * TILE + column;
+                float score = 0.0f;
+                for (int d = 0; d < HEAD; ++d) score += query[d] * key[d];
+                const float higher = fmaxf(highest, score), shrink = expf(highest - higher), share = expf(score - higher);
+                total = total * shrink + share;
+                for (int d = 0; d < HEAD; ++d) found[d] = found[d] * shrink + share * value[d * TILE];
+                highest = higher;
+            }
         }
         const float top = warp_max(highest), shrink = expf(highest - top);
         total = warp_sum(total * shrink);
