@@ -81,9 +81,10 @@ def phase_shares(gpt: GPT, config: PlanConfig, device: torch.device) -> dict[str
 
     def timed(kind: str, function: Callable[..., object]) -> Callable[..., object]:
         def call(*arguments: object, **named: object) -> object:
-            started = time.perf_counter()
+            started, inside = time.perf_counter(), sum(spent.values())
             result = function(*arguments, **named)
-            spent[kind] += time.perf_counter() - started
+            # A selection may read a token first: that is a step.
+            spent[kind] += time.perf_counter() - started - (sum(spent.values()) - inside)
             return result
 
         return call
