@@ -157,7 +157,7 @@ def main() -> None:
         window = 5 if suffix == "_sliding" else None
         plans = {h: planner(gpt, "cached", replace(base, horizon=h, window=window), device) for h in horizons}
         times: dict[int, list[float]] = {h: [] for h in horizons}
-        for _ in range(max(repeats // 2, 2)):
+        for _ in range(1 if options.quick else repeats // 2):
             for horizon, plan in plans.items():
                 times[horizon] += seconds_of(plan, 1)
         cost = {h: float(np.median(values)) for h, values in times.items()}
