@@ -35,3 +35,9 @@ def test_without_any_success_there_is_no_path_ratio() -> None:
     metrics = episode_metrics([episode(1.0, {"success": 0.0, "path_ratio": 1.0})])
     assert metrics["success_rate"] == 0.0
     assert "path_ratio" not in metrics
+
+
+def test_the_state_a_simulator_reports_is_no_outcome() -> None:
+    # As a hopper does: positions and parts of the last reward, but nothing about success.
+    metrics = episode_metrics([episode(1.0, {"x_position": 3.0, "reward_survive": 1.0}) for _ in range(2)])
+    assert {name.partition("_")[0] for name in metrics} == {"return", "steps"}

@@ -1,6 +1,8 @@
-"""Rollouts to numbers: returns, success, normalised scores, and whatever else the environment reports of an episode."""
+"""Rollouts to numbers: returns, success, normalised scores, and what the environment reports of a success."""
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +16,8 @@ def episode_metrics(episodes: Sequence[Episode], references: References | None =
     """Means over episodes with standard errors, counts and, for returns and scores, 95 % bootstrap intervals.
 
     Where the environment reports `success`, its other reports (a path's length, say) are averaged over successes: of
-    an episode that failed they say nothing.
+    an episode that failed they say nothing. Where it does not, they are the state of a simulator at its last step (a
+    hopper's height), which is no outcome, and are left out.
     """
     returns = [episode.total_reward for episode in episodes]
     metrics = summarize("return", returns) | bootstrap_interval("return", returns)
@@ -22,14 +25,12 @@ def episode_metrics(episodes: Sequence[Episode], references: References | None =
         scores = [normalized_score(value, references) for value in returns]
         metrics |= summarize("normalized_score", scores) | bootstrap_interval("normalized_score", scores)
     metrics |= summarize("steps", [len(episode) for episode in episodes])
-    reports = sorted(set.intersection(*(set(episode.outcome) for episode in episodes)))
-    counted = list(episodes)
+    reports = set.intersection(*(set(episode.outcome) for episode in episodes))
     if "success" in reports:
         metrics |= summarize("success_rate", [episode.outcome["success"] for episode in episodes])
-        counted = [episode for episode in episodes if episode.outcome["success"]]
-    for name in reports:
-        if name != "success" and counted:
-            metrics |= summarize(name, [episode.outcome[name] for episode in counted])
+        successes = [episode for episode in episodes if episode.outcome["success"]]
+        for name in sorted(reports - {"success"}) if successes else ():
+            metrics |= summarize(name, [episode.outcome[name] for episode in successes])
     return metrics
 
 
@@ -48,6 +49,16 @@ def latency_metrics(plan_seconds: Sequence[float]) -> dict[str, float]:
         return {}
     p50, p90, p99 = np.quantile(np.asarray(plan_seconds) * 1000.0, [0.5, 0.9, 0.99])
     return {"plan_ms_p50": float(p50), "plan_ms_p90": float(p90), "plan_ms_p99": float(p99)}
+
+
+def env_options(model: TrajectoryModel, env_id: str) -> dict[str, Any]:
+    """What the environment's constructor was given when the model's data was collected; nothing for another one."""
+    if env_id != model.metadata.get("env"):
+        return {}
+    options = json.loads(str(model.metadata.get("env_options", "{}")))
+    if not isinstance(options, dict):
+        raise ValueError(f"env_options in the metadata of this run must be a mapping, got {options!r}")
+    return options
 
 
 def check_fit(model: TrajectoryModel, env_id: str, dims: tuple[int, int, int]) -> None:

@@ -122,6 +122,25 @@ def test_evaluate_writes_a_result_file_and_repeats_itself(tt: Run, made: Path, t
     assert "--search.beam_width 2" in first["command"]
 
 
+def test_evaluate_makes_the_environment_as_it_was_when_the_data_was_collected(tt: Run, tmp_path: Path) -> None:
+    options = '{"step_reward": -0.5}'
+    words = ["--episodes", 2, "--env_options", options, "--out", "priced.npz", "--result", "data.json"]
+    assert tt("collect", *words)[0] == 0
+    assert f"--env_options '{options}'" in json.loads((tmp_path / "data.json").read_text())["command"]
+    assert tt("train", "priced.npz", "--out", "run", *TINY, *SHORT, "--train.steps", 1)[0] == 0
+    words = ["--episodes", 1, *SMALL_SEARCH, "--video", "film.gif"]
+    code, text = tt("evaluate", "run", *words, "--out", "x.json")
+    assert code == 0, text
+    result = json.loads((tmp_path / "x.json").read_text())
+    assert result["settings"]["env_options"] == options
+    success, steps = (result["metrics"][name] for name in ("success_rate", "steps"))
+    assert result["metrics"]["return"] == pytest.approx(success - 0.5 * steps)
+    # Another environment has other options.
+    code, text = tt("evaluate", "run", *words[:-2], "--env", "tt/FourRoomsRace-v0", "--out", "y.json")
+    assert code == 0, text
+    assert "env_options" not in json.loads((tmp_path / "y.json").read_text())["settings"]
+
+
 @pytest.mark.parametrize(
     ("words", "pattern"),
     [

@@ -115,6 +115,20 @@ def test_a_sampled_fit_is_close_to_the_exact_one_its_extremes_are_exact_and_it_r
             np.testing.assert_allclose(ours, theirs, atol=0.12 if kind == "quantile" else 1e-12)
 
 
+def test_categories_of_a_stream_are_tokens_as_they_stand(tmp_path: Path) -> None:
+    # Of three categories the last never occurs: edges fitted to the numbers seen would not leave room for it.
+    actions = np.array([[0.5, 0], [0.1, 1], [0.9, 1], [0.3, 0]], dtype=np.float32)
+    episode = Episode(np.arange(10, dtype=np.float32).reshape(5, 2), actions, np.ones(4, np.float32), terminated=False)
+    dataset = Dataset((episode,), action_categories=(0, 3))
+    exact = fit_discretizer(dataset, CONFIG)
+    build_shards(tmp_path / "shards", lambda: dataset, CONFIG, action_categories=dataset.action_categories)
+    shards = open_shards(tmp_path / "shards")
+    for ours, theirs in zip(shards.discretizer.edges, exact.edges, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(shards.discretizer.edges[3], [0, 1, 2, 3])
+    np.testing.assert_array_equal(shards.data.rows[:4, 3], [0, 1, 1, 0])
+
+
 def test_what_a_killed_build_left_is_cleared_away(tiny_dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "shards.partial").mkdir()
     (tmp_path / "shards.partial/rows.bin").write_bytes(b"half")

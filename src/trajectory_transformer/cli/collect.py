@@ -157,6 +157,8 @@ class Collect:
         else:
             size = f"--episodes {self.episodes}" if self.steps is None else f"--steps {self.steps}"
             words = f"tt collect --env {plan.env} --policy {shlex.quote(str(self.policy))} {size}"
+        if self.env_options:
+            words += f" --env_options {shlex.quote(json.dumps(self.env_options))}"
         write_result(
             self.result,
             name=f"collect {plan.name}",

@@ -14,34 +14,15 @@ from trajectory_transformer.data import sources
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.data.sources import Columns, is_minari_id, save_dataset
-from trajectory_transformer.data.sources.columns import read_columns
+from trajectory_transformer.data.sources.columns import ColumnNames, read_columns
 from trajectory_transformer.report.dataset import dataset_figure, dimensions
 
 SOURCES = "A file (.npz, .hdf5, .parquet, .csv) or a Minari id."
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnFlags:
+class ColumnFlags(ColumnNames):
     """Which column of a CSV or Parquet table holds what; all null: as the YAML file beside the table says."""
-
-    episode: str | None = None
-    """Column that tells episodes apart."""
-    order: str | None = None
-    """Column that the rows of an episode are sorted by."""
-    observations: tuple[str, ...] = ()
-    """Columns of the state."""
-    actions: tuple[str, ...] = ()
-    """Columns of the action."""
-    reward: str | None = None
-    """Column of the reward."""
-    terminal: str | None = None
-    """Column that is true where the task itself ended the episode."""
-    goals: tuple[str, ...] = ()
-    """Columns of what the agent was asked to reach."""
-    categories: dict[str, int] = field(default_factory=dict)
-    """Action columns that hold category numbers from 0, and how many categories each has."""
-    env: str | None = None
-    """Gymnasium id of the environment."""
 
     def read(self, mapping: Path | None) -> Columns | None:
         """The columns of a mapping file, with what flags say put over them; None where nothing was said."""

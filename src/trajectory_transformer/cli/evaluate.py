@@ -1,5 +1,6 @@
 """`tt evaluate`: let a trained model plan in its environment and measure how it does."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from trajectory_transformer.cli.console import claim, console, device_of, metric
 from trajectory_transformer.config import PlanConfig, PresetName, require
 from trajectory_transformer.data.episode import Dataset, Episode, save_npz
 from trajectory_transformer.data.scores import references_of
-from trajectory_transformer.evaluate import check_fit, episode_metrics, latency_metrics
+from trajectory_transformer.evaluate import check_fit, env_options, episode_metrics, latency_metrics
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.policies import PlanningPolicy, PlanTrace
 from trajectory_transformer.report.traces import save_traces
@@ -26,14 +27,14 @@ PlanKind = Literal["return", "imitate", "goal"]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Plan with a trained model in an environment and measure returns, success and whatever it reports."""
+    """Plan with a trained model in an environment and measure returns, success and what it reports of one."""
 
     positional: ClassVar[dict[str, str]] = {"run": "The run folder that `tt train` wrote."}
 
     run: str | None = None
     """The run folder that `tt train` wrote."""
     env: str | None = None
-    """Gymnasium id; null: the environment the dataset came from."""
+    """Gymnasium id; null: the environment the dataset came from. That one is made with the options it was made with."""
     plan: PlanKind | None = None
     """What to plan for; null: a goal if the model has one, else return if it has rewards, else imitation."""
     episodes: int = 100
@@ -66,6 +67,7 @@ class Evaluate:
         env_id = self.env or model.metadata.get("env")
         if not isinstance(env_id, str):
             raise ValueError("the dataset of this run names no environment: give one with --env")
+        options = env_options(model, env_id)
         kind = self.plan or _default_plan(model)
         traces: list[PlanTrace] = []
         policy = PlanningPolicy(
@@ -80,7 +82,7 @@ class Evaluate:
         if self.video is not None:
             video_writer(self.video)  # a missing package is found out before anything is played
         started = time.perf_counter()
-        envs = make_envs(env_id, min(self.num_envs, self.episodes))
+        envs = make_envs(env_id, min(self.num_envs, self.episodes), options)
         try:
             check_fit(model, env_id, space_dims(envs))
             for path in (out, played, self.trace, self.video):
@@ -94,7 +96,8 @@ class Evaluate:
         metrics = episode_metrics(episodes, references_of(env_id, model.metadata)) | latency_metrics(
             policy.plan_seconds
         )
-        save_npz(Dataset(tuple(episodes), {"env": env_id, "seed": self.seed, "policy": f"planner, {kind}"}), played)
+        origin = {"env": env_id, **({"env_options": json.dumps(options)} if options else {})}
+        save_npz(Dataset(tuple(episodes), {**origin, "seed": self.seed, "policy": f"planner, {kind}"}), played)
         write_result(
             out,
             name=f"evaluate {env_id} {kind}",
@@ -104,7 +107,7 @@ class Evaluate:
             seconds=seconds,
             metrics=metrics,
             details={
-                "settings": {"env": env_id, "plan": kind, "num_envs": self.num_envs, "search": asdict(self.search)},
+                "settings": {**origin, "plan": kind, "num_envs": self.num_envs, "search": asdict(self.search)},
                 "returns": [episode.total_reward for episode in episodes],
             },
         )
@@ -113,7 +116,7 @@ class Evaluate:
             save_traces(self.trace, traces, model)
             written.append(self.trace)
         if self.video is not None:
-            record_video(self.video, env_id, policy, seed=self.seed)
+            record_video(self.video, env_id, policy, seed=self.seed, options=options)
             written.append(self.video)
         console.print(
             metrics_table(f"{env_id}, planning for {kind}, {self.episodes} episodes in {seconds:.0f} s", metrics)

@@ -1,7 +1,8 @@
 """The GPT of the paper over slots: embeddings, blocks, one output head per slot, and the same pass with a cache."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +80,14 @@ class Block(nn.Module):
         return functional.dropout(x, self.dropout, self.training)
 
 
+@dataclass(frozen=True)
+class Level:
+    """What follows the rows of the level before, in a tree of tokens: E environments with U rows each."""
+
+    tokens: Tensor  # [E, U, S]
+    parents: Tensor  # [E, U], rows of the level before
+
+
 class GPT(nn.Module):
     """Next-token logits for sequences laid out by a `TokenLayout`: V bins a slot and one stop token."""
 
@@ -127,16 +136,8 @@ class GPT(nn.Module):
             x, _, _ = block(x, mask)
         return self._all_logits(x)
 
-    def prefill(self, tokens: Tensor, *, max_candidates: int, max_own: int) -> tuple[Tensor | None, KVCache]:
-        """Read prompts [E, L] once: the next token's logits [E, 1, V + 1] (None for L = 0) and their cache."""
-        x, keys, values = self.read(tokens)
-        cache = KVCache(keys, values, max_candidates=max_candidates, max_own=max_own)
-        if tokens.shape[1] < max(self.layout.goal_dim, 1):
-            return None, cache
-        return self._logits_after(x[:, -1:], tokens.shape[1]), cache
-
-    def read(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One pass over tokens [B, L]: what comes out [B, L, width], readable keys and values [layers, B, H, C, d]."""
+    def read(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, of one pass over tokens [B, L], that later tokens may read: two of [layers, B, H, C, d]."""
         x = self._embed(tokens, 0)
         mask = self._mask(tokens.shape[1])
         readable = self.readable_positions[: len(self.readable(0, tokens.shape[1]))]
@@ -145,7 +146,7 @@ class GPT(nn.Module):
             x, key, value = block(x, mask)
             keys.append(key.index_select(2, readable))
             values.append(value.index_select(2, readable))
-        return x, torch.stack(keys), torch.stack(values)
+        return torch.stack(keys), torch.stack(values)
 
     def extend(self, tokens: Tensor, start: int, cache: KVCache, linear: Linear = apply_linear) -> Tensor:
         """Read S more tokens of every candidate from position `start`: tokens [E, K, S] -> logits [E, K, V + 1]."""
@@ -164,6 +165,62 @@ class GPT(nn.Module):
             x = block.finish(x, attended, linear)
         cache.advance()
         return self._logits_after(x[:, :, -1], start + num_new)
+
+    def make_cache(self, *, num_envs: int, max_candidates: int, max_own: int) -> KVCache:
+        """An empty cache with room for so many tokens of so many candidates of each environment, prompts apart."""
+        return KVCache(
+            self.position_embedding.detach()[0].view(self.config.num_heads, -1),
+            layers=self.config.num_layers,
+            num_envs=num_envs,
+            max_candidates=max_candidates,
+            max_own=max_own,
+        )
+
+    def read_tree(self, prompt: Tensor, levels: Sequence[Level], cache: KVCache, linear: Linear) -> Tensor:
+        """Read prompts [E, L] and all that branches from them, everything once, into a cache.
+
+        The cache then holds the last level's rows as candidates; returns the logits after them [E, U, V + 1].
+        """
+        levels = [Level(prompt[:, None], prompt.new_zeros(len(prompt), 1)), *levels]
+        parts, columns, masks = [], [], []
+        end = 0
+        for level in levels:
+            start, end = end, end + level.tokens.shape[2]
+            # Nothing attends to a value: it need not be read, unless what follows it is asked for.
+            kept = readable = self.readable(start, end)
+            if level is levels[-1] and end - start - 1 not in readable:
+                kept = [*readable, end - start - 1]
+            parts.append(self._embed(level.tokens, start)[:, :, kept].flatten(0, 1))  # [E * U, S, width]
+            columns.append(len(readable))
+            masks.append(self.mask[start:end, :end][kept][:, self.readable(0, end)])
+        sizes = [part.shape[:2] for part in parts]
+        x = torch.cat([part.flatten(0, 1) for part in parts])  # [N, width], so that linear layers see all at once
+        shared, own = [], []
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            last = layer + 1 == len(self.blocks)
+            query, key, value = (_by_level(part, sizes) for part in block.project(x, linear))
+            attended = []
+            path = torch.stack([key[0][:, :, :0], value[0][:, :, :0]])  # [2, E * U, H, C, d], up to and with each row
+            for index, level in enumerate(levels):
+                firsts = torch.arange(len(prompt), device=prompt.device)[:, None] * (path.shape[1] // len(prompt))
+                new = (key[index][:, :, : columns[index]], value[index][:, :, : columns[index]])
+                path = _longer(path, (firsts + level.parents).flatten(), new)
+                if index == 0:
+                    shared.append(path)
+                asking = query[index]
+                if last:  # beyond keys and values, only what comes after the last tokens is wanted
+                    asking = asking[:, :, -1:] if index + 1 == len(levels) else asking[:, :, :0]
+                if asking.shape[2]:
+                    mask = masks[index][-asking.shape[2] :]
+                    found = functional.scaled_dot_product_attention(asking, path[0], path[1], attn_mask=mask)
+                    attended.append(found.transpose(1, 2).flatten(0, 1))  # [E * U * S, H, d]
+            own.append(path[:, :, :, shared[-1].shape[3] :])
+            if last:
+                x = x[-math.prod(sizes[-1]) :].view(*sizes[-1], -1)[:, -1]
+            x = block.finish(x, torch.cat(attended).transpose(0, 1), linear)
+        cache.restart(torch.stack(shared), torch.stack(own))
+        return self._logits_after(x.view(len(prompt), -1, x.shape[-1]), end)
 
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
         """Token plus position embeddings: tokens [..., L] at positions start.. -> [..., L, width]."""
@@ -200,47 +257,71 @@ class GPT(nn.Module):
         return functional.linear(self.norm(x), self.heads[self.layout.slot(num_read)])
 
 
+def _by_level(rows: Tensor, sizes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Take apart what all levels went through together: rows [H, N, d] -> [B, H, S, d] for each size (B, S)."""
+    parts = torch.split(rows, [math.prod(size) for size in sizes], dim=1)
+    return [
+        part.view(len(rows), *size, rows.shape[-1]).transpose(0, 1) for part, size in zip(parts, sizes, strict=True)
+    ]
+
+
+def _longer(path: Tensor, rows: Tensor, new: tuple[Tensor, Tensor]) -> Tensor:
+    """Some rows of keys and values [2, B, H, C, d], rows [B'], with new columns after the old [B', H, S, d]."""
+    done = path.shape[3]
+    longer = path.new_empty(2, len(rows), path.shape[2], done + new[0].shape[2], path.shape[4])
+    for old, part, more in zip(path, longer, new, strict=True):
+        if done:
+            torch.index_select(old, 0, rows, out=part[:, :, :done])
+        part[:, :, done:] = more
+    return longer
+
+
 def attend_many(query: Tensor, cache: KVCache, layer: int, mask: Tensor) -> Tensor:
-    """Attention of S new tokens over shared and own columns: query [E, K, H, S, d], mask [S, last own columns].
+    """Attention of S new tokens over all columns: query [E, K, H, S, d], mask [S, last own columns] -> like query.
 
     A copy of the shared columns for each candidate costs little beside so many tokens.
     """
-    sizes = (-1, query.shape[1], -1, -1, -1)
-    own_keys, own_values = cache.own(layer)
-    keys = torch.cat([cache.shared_keys[layer].mT[:, None].expand(sizes), own_keys], dim=3)
-    values = torch.cat([cache.shared_values[layer][:, None].expand(sizes), own_values], dim=3)
-    old = mask.new_ones(len(mask), keys.shape[3] - mask.shape[1])
-    attended = functional.scaled_dot_product_attention(
-        query.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), attn_mask=torch.cat([old, mask], dim=1)
-    )
+    rows = query.flatten(0, 1)
+    parts = [[part.repeat_interleave(len(rows) // len(part), dim=0) for part in both] for both in cache.parts(layer)]
+    keys, values = (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
+    old = mask.new_ones(len(mask), keys.shape[2] - mask.shape[1])
+    attended = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=torch.cat([old, mask], dim=1))
     return attended.view(query.shape)
 
 
 def attend_one(query: Tensor, cache: KVCache, layer: int) -> Tensor:
-    """Attention of one new token over shared and own columns: query [E, K, H, 1, d] -> the same.
+    """Attention of one new token over all columns: query [E, K, H, 1, d] -> the same.
 
-    All candidates of an environment meet the shared columns in one product, without a copy for each. What they find
-    there then stands among each one's own columns as a single one, with the weight of them all: the same softmax.
+    Candidates that share columns meet them in one product, without a copy for each. What was found in each part then
+    counts as much as the part's share of the softmax over all of them.
     """
-    bias = None
-    if cache.num_shared:
-        together = query[..., 0, :].transpose(1, 2) / math.sqrt(query.shape[-1])  # [E, H, K, d]
-        scores = together @ cache.shared_keys[layer]  # [E, H, K, C]
-        highest = scores.amax(dim=-1, keepdim=True)
-        shares = (scores - highest).exp_()
-        total = shares.sum(dim=-1, keepdim=True)
-        found = shares @ cache.shared_values[layer] / total
-        cache.write_summary(layer, found.transpose(1, 2))
-        weight = (highest + total.log())[..., 0].transpose(1, 2)  # [E, K, H], log of the sum of exponentials
-    keys, values = cache.own(layer, with_summary=cache.num_shared > 0)
-    if cache.num_shared:
-        bias = query.new_zeros(*query.shape[:4], keys.shape[3])
-        bias[..., 0, 0] = weight
-        bias = bias.flatten(0, 1)
-    attended = functional.scaled_dot_product_attention(
-        query.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), attn_mask=bias
-    )
-    return attended.view(query.shape)
+    rows = query[..., 0, :].flatten(0, 1)  # [E * K, H, d]
+    found, weight = None, None
+    for keys, values in cache.parts(layer):
+        together = rows.view(len(keys), -1, *rows.shape[1:]).transpose(1, 2)  # [E * B, H, K / B, d]
+        part_found, part_weight = _attend(together, keys, values)
+        part_found = part_found.transpose(1, 2).reshape(rows.shape)
+        part_weight = part_weight.transpose(1, 2).reshape(rows.shape[:2])
+        if found is None or weight is None:
+            found, weight = part_found, part_weight
+        else:
+            found = torch.lerp(found, part_found, torch.sigmoid(part_weight - weight)[..., None])
+            weight = torch.logaddexp(weight, part_weight)
+    assert found is not None, "a token has at least itself to attend to, or something before it"
+    return found.view(query.shape)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Plain attention: query [B, H, S, d], keys and values [B, H, C, d] -> what is found, like query, and its weight.
+
+    The weight [B, H, S] is the logarithm of the sum that the softmax divides by.
+    """
+    if query.device.type == "cpu":
+        found, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, keys, values)
+        return found, weight
+    scores = query @ keys.mT / math.sqrt(query.shape[-1])
+    weight = scores.logsumexp(dim=-1)
+    return (scores - weight[..., None]).exp() @ values, weight
 
 
 def _initialize(module: nn.Module) -> None:

@@ -13,8 +13,9 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
 table { border-collapse: collapse; }
 td, th { padding: .25rem .9rem .25rem 0; text-align: left; border-bottom: 1px solid #ddd; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
-img { max-width: 100%; } code { background: #f2f2f2; padding: .1rem .3rem; } figcaption { color: #555; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+figure { margin: 1.5rem 0; } img { max-width: 100%; }
+code { background: #f2f2f2; padding: .1rem .3rem; overflow-wrap: anywhere; } figcaption { color: #555; }
 """
 
 CAPTIONS = {
@@ -53,7 +54,8 @@ def write_report(run: Path, *, pictures: Sequence[str]) -> Path:
         "<h2>Settings</h2>",
         *(f"<h3>{name}</h3>{_settings(values)}" for name, values in settings.items()),
     ]
-    page = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(summary)}</title>"
+    page = "<!doctype html><html lang='en'><meta charset='utf-8'>"
+    page += f"<meta name='viewport' content='width=device-width'><title>{html.escape(summary)}</title>"
     page += f"<style>{_STYLE}</style><body>{''.join(body)}</body></html>\n"
     path = run / "report.html"
     write_aside(path, page.encode())
@@ -70,7 +72,8 @@ def _picture(path: Path) -> str:
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:
-    rows = ["<tr><th>metric</th><th>mean</th><th>standard error</th><th>n</th></tr>"]
+    rows = ["<tr><th>metric</th>"]
+    rows[0] += "".join(f"<th class='number'>{name}</th>" for name in ("mean", "standard error", "n")) + "</tr>"
     for name, value in metrics.items():
         if name.endswith(("_stderr", "_n", "_low", "_high")):
             continue

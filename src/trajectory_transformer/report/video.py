@@ -1,6 +1,6 @@
 """One episode as a film, drawn by the environment itself; needs no display."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,12 @@ class _Filmed(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.frames.append(np.array(self.env.render(), dtype=np.uint8))
 
 
-def record_video(path: Path, env_id: str, policy: Policy, *, seed: int) -> None:
-    """Play one episode and film it."""
+def record_video(
+    path: Path, env_id: str, policy: Policy, *, seed: int, options: Mapping[str, Any] | None = None
+) -> None:
+    """Play one episode and film it; `options` go to the environment's constructor."""
     write = video_writer(path)
-    filmed = _Filmed(gymnasium.make(env_id, render_mode="rgb_array"))
+    filmed = _Filmed(gymnasium.make(env_id, **{**(options or {}), "render_mode": "rgb_array"}))
     envs = SyncVectorEnv([lambda: filmed], copy=False, autoreset_mode=AutoresetMode.DISABLED)
     rollout(envs, policy, num_episodes=1, seed=seed)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ fit the discretiser, once to write their tokens.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -85,12 +85,18 @@ class Reservoir:
 
 
 def fit_stream(
-    episodes: Iterable[Episode], config: TokenConfig, *, sample_values: int = SAMPLE_VALUES, seed: int = 0
+    episodes: Iterable[Episode],
+    config: TokenConfig,
+    *,
+    action_categories: Sequence[int] = (),
+    sample_values: int = SAMPLE_VALUES,
+    seed: int = 0,
 ) -> Discretizer:
     """Fit every slot on a stream of episodes, of which at most so many real numbers are kept.
 
-    Where all of them fit, the result is that of `fit_discretizer`. Where not, it is fitted on a seeded uniform sample
-    of the steps and the exact extremes.
+    `action_categories` says of each action how many values it has, 0 (or nothing at all) for a continuous one. Where
+    all numbers fit, the result is that of `fit_discretizer`. Where not, it is fitted on a seeded uniform sample of the
+    steps and the exact extremes.
     """
     reservoirs: list[Reservoir] = []
     for episode in episodes:
@@ -102,8 +108,13 @@ def fit_stream(
             reservoirs = [Reservoir(steps, part.shape[1], rng) for part, rng in zip(parts, streams, strict=True)]
         for reservoir, part in zip(reservoirs, parts, strict=True):
             reservoir.add(part)
-    columns = [column for reservoir in reservoirs for column in reservoir.columns()]
-    return Discretizer.fit(columns, config.num_bins, edges=config.discretizer, bin_value=config.bin_value)
+    by_part = [reservoir.columns() for reservoir in reservoirs]
+    columns = [column for part in by_part for column in part]
+    before = len(by_part[0]) if by_part else 0
+    categories = (*[0] * before, *action_categories, *[0] * (len(columns) - before - len(action_categories)))
+    return Discretizer.fit(
+        columns, config.num_bins, edges=config.discretizer, bin_value=config.bin_value, categories=categories
+    )
 
 
 def build_shards(
@@ -113,6 +124,7 @@ def build_shards(
     *,
     metadata: Metadata | None = None,
     source: str = "",
+    action_categories: Sequence[int] = (),
     discretizer: Discretizer | None = None,
     sample_values: int = SAMPLE_VALUES,
     seed: int = 0,
@@ -128,7 +140,9 @@ def build_shards(
     if first is None:
         raise ValueError("a dataset needs at least one episode, got none")
     layout = layout_of(Dataset((first,)), config)
-    discretizer = discretizer or fit_stream(read(), config, sample_values=sample_values, seed=seed)
+    discretizer = discretizer or fit_stream(
+        read(), config, action_categories=action_categories, sample_values=sample_values, seed=seed
+    )
     aside = folder.with_name(folder.name + ".partial")
     if aside.exists():
         shutil.rmtree(aside)  # of a process that was killed

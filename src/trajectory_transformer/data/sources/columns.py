@@ -9,8 +9,8 @@ import yaml
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
-    """Which column of a CSV or Parquet table holds what."""
+class ColumnNames:
+    """Which column of a CSV or Parquet table holds what, as far as it was said."""
 
     episode: str | None = None
     """Column that tells episodes apart, numbers or names; null: all rows are one episode."""
@@ -30,6 +30,11 @@ class Columns:
     """Action columns that hold category numbers from 0, and how many categories each has."""
     env: str | None = None
     """Gymnasium id of the environment, if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns(ColumnNames):
+    """Which column of a CSV or Parquet table holds what."""
 
     def __post_init__(self) -> None:
         """A state and an action are the least a table must have."""

@@ -4,10 +4,11 @@ import os
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from trajectory_transformer.model.cache import KVCache
 from trajectory_transformer.model.decoders.stepwise import StepwiseDecoder
-from trajectory_transformer.model.gpt import GPT, Linear, TransposedWeights, apply_linear
+from trajectory_transformer.model.gpt import GPT, Level, Linear, TransposedWeights, apply_linear
 
 
 class CachedDecoder(StepwiseDecoder):
@@ -18,40 +19,56 @@ class CachedDecoder(StepwiseDecoder):
         super().__init__(gpt, window)
         self._cache: KVCache | None = None
         self._linear: Linear = apply_linear
-        self._cropped = 0  # tokens slid out when the cache was filled
+        self._cropped: int | None = None  # tokens slid out when the cache was filled
         self._read = 0  # visible tokens of each candidate that the cache has seen
         self._shared = 0  # of these, the first ones that all candidates have in common
-        self._max_candidates = 1
-        self._max_own = 0
+        self._ahead: Tensor | None = None  # logits that nobody has asked for yet [E, K, V + 1]
 
     def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int) -> None:
         """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates."""
         super().begin(prompt, max_candidates=max_candidates, max_new=max_new)
-        self._cache = None
+        max_own = min(max_new, self.gpt.layout.length(self.window))
+        self._check_memory(len(prompt) * max_candidates, max_own)
+        self._cache = self.gpt.make_cache(num_envs=len(prompt), max_candidates=max_candidates, max_own=max_own)
         self._linear = TransposedWeights(self.gpt)  # anew for each search, so that training in between is seen
-        self._max_candidates = max_candidates
-        self._max_own = min(max_new, self.gpt.layout.length(self.window))
-        self._check_memory(len(prompt) * max_candidates)
+        self._cropped = self._ahead = None
 
     @torch.no_grad()
     def logits(self) -> Tensor:
         """Logits of every candidate's next token [E, K, V + 1]; may be asked for once per token."""
+        if self._ahead is not None:
+            logits, self._ahead = self._ahead, None
+            return logits
+        assert self._cache is not None, "a search begins with a prompt"
         cropped = self.num_cropped()
         prompt, own = self.visible(cropped)
-        if self._cache is None or cropped != self._cropped:
+        if cropped != self._cropped:
             # Positions restart after a crop, so nothing read before still holds.
             self._cropped = cropped
-            return self._read_anew(prompt, own)
+            return self._read_anew(prompt, own, self._cache)
         logits = self.gpt.extend(own[:, :, self._read :], prompt.shape[1] + self._read, self._cache, self._linear)
         self._read = own.shape[2]
         return logits
 
+    def append(self, tokens: Tensor) -> None:
+        """Add one token to every candidate: tokens [E, K]."""
+        super().append(tokens)
+        self._ahead = None
+
     def select(self, parents: Tensor) -> None:
         """Replace the candidates by copies of themselves: parents [E, K']."""
-        super().select(parents)
-        if self._cache is None:
+        if self._cache is None or self._cropped is None:
+            super().select(parents)
             return
+        prompt, own = self.visible(self._cropped)
+        if parents.shape[1] > own.shape[1] and own.shape[2] > self._read:
+            self._ahead = self.logits()  # copies would all read the same
+        super().select(parents)
         self._cache.select(parents)
+        if self._ahead is not None:
+            self._ahead = self._ahead.gather(1, parents[..., None].expand(-1, -1, self._ahead.shape[-1]))
+        if self._cache.has_stems:
+            return
         # The survivors of a search soon have a common ancestor: up to there they are one, and are kept as one.
         prompt, own = self.visible(self._cropped)
         common = _common_prefix(own[:, :, : self._read])
@@ -60,36 +77,30 @@ class CachedDecoder(StepwiseDecoder):
             self._cache.share(len(self.gpt.readable(start + self._shared, start + common)))
             self._shared = common
 
-    def _read_anew(self, prompt: Tensor, own: Tensor) -> Tensor:
-        """Fill a new cache with prompts [E, L] and candidates [E, K, n]; returns the logits after them [E, K, V + 1].
+    def _read_anew(self, prompt: Tensor, own: Tensor, cache: KVCache) -> Tensor:
+        """Fill a cache with prompts [E, L] and candidates [E, K, n]; returns the logits after them [E, K, V + 1].
 
-        Candidates that have a transition and all before it in common read it together.
+        Candidates that have everything up to some token in common read it together.
         """
         self._read, self._shared = own.shape[2], _common_prefix(own)
-        prompt = torch.cat([prompt, own[:, 0, : self._shared]], dim=1)
-        logits, cache = self.gpt.prefill(prompt, max_candidates=self._max_candidates, max_own=self._max_own)
-        self._cache = cache
-        cache.num_candidates = 1
-        rows = own.new_zeros(own.shape[:2])  # which of the rows read so far each candidate continues
-        size, after_goal = self.gpt.layout.size, prompt.shape[1] - self.gpt.layout.goal_dim
-        done = self._shared
-        while done < self._read:
-            end = min(done + size - (after_goal - self._shared + done) % size, self._read)
-            first, next_rows = _distinct(own[:, :, :end])
-            cache.select(rows.gather(1, first))
-            tokens = own.gather(1, first[..., None].expand(-1, -1, own.shape[2]))[:, :, done:end]
-            logits = self.gpt.extend(tokens, prompt.shape[1] - self._shared + done, cache, self._linear)
-            rows, done = next_rows, end
-        assert logits is not None, "a search needs a prompt"
+        prompt, own = torch.cat([prompt, own[:, 0, : self._shared]], dim=1), own[:, :, self._shared :]
+        levels, rows = _branches(own, self._joints(prompt.shape[1], own.shape[2]))
+        logits = self.gpt.read_tree(prompt, levels, cache, self._linear)
         cache.select(rows)
         return logits.gather(1, rows[..., None].expand(-1, -1, logits.shape[-1]))
 
-    def _check_memory(self, rows: int) -> None:
+    def _joints(self, start: int, length: int) -> list[int]:
+        """Where candidates part: ends of states and of transitions within `length` tokens from position `start` on."""
+        layout = self.gpt.layout
+        slots = [(start + end - layout.goal_dim) % layout.size for end in range(length)]
+        return [end for end, slot in enumerate(slots) if end and slot in (0, layout.observation_dim)] + [length]
+
+    def _check_memory(self, rows: int, max_own: int) -> None:
         """Refuse a search that would not fit, before it is half done."""
         config = self.gpt.config
         itemsize = self.gpt.position_embedding.element_size()
         needed = KVCache.num_bytes(
-            layers=config.num_layers, width=config.width, rows=rows, max_own=self._max_own, itemsize=itemsize
+            layers=config.num_layers, width=config.width, rows=rows, max_own=max_own, itemsize=itemsize
         )
         device = self.gpt.position_embedding.device
         if device.type == "cuda":
@@ -109,20 +120,26 @@ def _common_prefix(tokens: Tensor) -> int:
     return int(agree.cumprod(dim=0).sum())
 
 
-def _distinct(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Different rows of every environment: tokens [E, K, n] -> one of each kind [E, U], and the kind of each [E, K].
+def _branches(tokens: Tensor, ends: list[int]) -> tuple[list[Level], Tensor]:
+    """The tree that candidates form: tokens [E, K, n], cut at `ends` -> its levels, and each one's leaf [E, K].
 
-    Environments with fewer kinds than others repeat one.
+    Environments with fewer branches than others repeat one.
     """
-    firsts, kinds = [], []
-    for rows in tokens:
-        _, kind = torch.unique(rows, dim=0, return_inverse=True)
-        number = torch.arange(len(rows), device=rows.device)
-        first = torch.full((int(kind.max()) + 1,), len(rows), device=rows.device).scatter_reduce(
-            0, kind, number, "amin"
-        )
-        firsts.append(first)
-        kinds.append(kind)
-    most = max(len(first) for first in firsts)
-    padded = [torch.cat([first, first[:1].expand(most - len(first))]) for first in firsts]
-    return torch.stack(padded), torch.stack(kinds)
+    if not tokens.shape[2]:
+        return [], tokens.new_zeros(tokens.shape[:2])
+    # Equal sums of tokens with random weights, modulo 2^64, mean equal tokens: chance is against it by 1 to 10^17.
+    weights = torch.randint(2**62, (tokens.shape[2],), generator=torch.Generator().manual_seed(0)) * 2 + 1
+    sums = (tokens * weights.to(tokens.device)).cumsum(dim=-1)[:, :, [end - 1 for end in ends]].mT  # [E, levels, K]
+    ordered, order = sums.sort(dim=-1)
+    number = (ordered.diff(dim=-1) != 0).cumsum(dim=-1)
+    number = functional.pad(number, (1, 0))  # alike candidates share a number
+    kinds = torch.zeros_like(order).scatter(-1, order, number)
+    one_of = torch.zeros_like(order).scatter(-1, number, order)
+    levels = []
+    begin, parents = 0, torch.zeros_like(kinds[:, 0])
+    for index, (end, most) in enumerate(zip(ends, number[..., -1].amax(dim=0).tolist(), strict=True)):
+        some = one_of[:, index, : most + 1]
+        own = tokens.gather(1, some[..., None].expand(-1, -1, tokens.shape[2]))[:, :, begin:end]
+        levels.append(Level(own, parents.gather(1, some)))
+        begin, parents = end, kinds[:, index]
+    return levels, parents

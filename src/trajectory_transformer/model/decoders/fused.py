@@ -208,7 +208,7 @@ class FusedDecoder(StepwiseDecoder):
         """Fill the prompt's part with tokens [E, 1 or K, L] in one pass of the model."""
         envs, rows, length = tokens.shape
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            _, keys, values = self.gpt.read(tokens.flatten(0, 1))
+            keys, values = self.gpt.read(tokens.flatten(0, 1))
         self._prompt_keys = pack_tiles(keys.to(self.dtype), transposed=False)
         self._prompt_values = pack_tiles(values.to(self.dtype), transposed=True)
         self._prompt_columns = keys.shape[3]
