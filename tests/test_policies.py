@@ -54,9 +54,19 @@ class Prompts:
         self.answer = answer
         monkeypatch.setattr(policies, "likelihood_search", self)
 
-    def __call__(self, decoder: Decoder, prompt: Tensor, *, num_tokens: int, beam_width: int, min_tokens: int) -> Plan:
+    def __call__(
+        self,
+        decoder: Decoder,
+        prompt: Tensor,
+        *,
+        num_tokens: int,
+        beam_width: int,
+        min_tokens: int,
+        context: Tensor | None,
+    ) -> Plan:
         del decoder, beam_width
         assert min_tokens == 1
+        assert context is None
         self.seen.append(prompt.tolist())
         tokens = (self.answer * num_tokens)[:num_tokens]
         return Plan(torch.tensor(tokens).repeat(len(prompt), 1, 1), torch.zeros(len(prompt), 1))

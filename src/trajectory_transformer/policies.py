@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 
 from trajectory_transformer.config import PlanConfig
-from trajectory_transformer.data.episode import FloatArray
+from trajectory_transformer.data.episode import ContextArray, FloatArray
 from trajectory_transformer.data.spaces import action_leaf
 from trajectory_transformer.model.decoders import make_decoder
 from trajectory_transformer.model.sampling import Noise, stream_seed
@@ -33,6 +33,7 @@ class Step:
     first: BoolArray  # [E], true at the start of an episode
     goals: FloatArray  # [E, G]; G = 0 where the task has no goals
     active: BoolArray  # [E], false where nobody waits for an action any more
+    contexts: ContextArray | None = None  # [E, C, H, W], what holds for each one's whole episode, such as a map
 
 
 class Policy(Protocol):
@@ -118,6 +119,7 @@ class PlanningPolicy:
         self._past: list[list[TokenArray]] = []  # per environment: rows [D] of past transitions, then the current one's
         self._queued: list[list[TokenArray]] = []  # per environment: planned action tokens [A] not yet taken
         self._steps: list[int] = []  # per environment: steps of the episode so far
+        self._contexts = torch.empty(0, 0)  # [E, width], what a model that reads contexts made of each
 
     def act(self, step: Step) -> FloatArray:
         """Actions [E, A]."""
@@ -128,6 +130,8 @@ class PlanningPolicy:
             self._past = [[] for _ in range(num_envs)]
             self._queued = [[] for _ in range(num_envs)]
             self._steps = [0] * num_envs
+            self._contexts = torch.zeros(num_envs, self.model.gpt.config.width, device=self.model.device)
+        self._encode_contexts(step)
         observed = discretizer.encode(step.observations, layout.observation)
         active = np.flatnonzero(step.active).tolist()
         for env in active:
@@ -158,6 +162,16 @@ class PlanningPolicy:
                 raise ValueError(
                     f"{name} must be finite, got {values[env, dim]} in dimension {dim} of environment {env}"
                 )
+
+    def _encode_contexts(self, step: Step) -> None:
+        """Read the contexts of episodes that start: once for each, all at once."""
+        if not self.model.layout.context_shape:
+            return
+        starting = np.flatnonzero(step.active & (step.first | np.array([not past for past in self._past])))
+        if len(starting):
+            encoded = self.model.encode_contexts(None if step.contexts is None else step.contexts[starting])
+            assert encoded is not None
+            self._contexts[torch.from_numpy(starting).to(encoded.device)] = encoded
 
     def _remember(self, env: int, observed: TokenArray, step: Step) -> None:
         """Close the last transition with its reward and open the next with the state seen."""
@@ -197,6 +211,7 @@ class PlanningPolicy:
     def _search(self, prompts: TokenArray, envs: list[int]) -> Plan:
         layout, config = self.model.layout, self.config
         prompt = torch.from_numpy(prompts).to(self.model.device)
+        context = self._contexts[envs] if layout.context_shape else None
         if self._objective is None:
             return likelihood_search(
                 self._decoder,
@@ -204,6 +219,7 @@ class PlanningPolicy:
                 num_tokens=config.horizon * layout.size - layout.observation_dim,
                 beam_width=config.beam_width,
                 min_tokens=layout.action_dim,
+                context=context,
             )
         # Noise is a function of the seed and of what the plan is for, not of the environment's place in a batch.
         seeds = [
@@ -218,6 +234,7 @@ class PlanningPolicy:
             values=self._values,
             config=config,
             noise=Noise(seeds, self.model.device),
+            context=context,
         )
 
     def _first_actions(self, tokens: TokenArray) -> list[TokenArray]:
@@ -244,8 +261,18 @@ class Controller:
         """Begin another episode: what was seen before is forgotten."""
         self._first = True
 
-    def act(self, observation: npt.ArrayLike, *, reward: float = 0.0, goal: npt.ArrayLike | None = None) -> FloatArray:
-        """Action [A] for an observation [O]; `reward` is the last action's, `goal` [G] is for models that have one."""
+    def act(
+        self,
+        observation: npt.ArrayLike,
+        *,
+        reward: float = 0.0,
+        goal: npt.ArrayLike | None = None,
+        context: ContextArray | None = None,
+    ) -> FloatArray:
+        """Action [A] for an observation [O]; `reward` is the last action's, `goal` [G] is for models that have one.
+
+        So is `context` [C, H, W], a map say; it is read at the first step of an episode.
+        """
         goals = np.zeros((1, 0), np.float32) if goal is None else np.asarray(goal, np.float32)[None]
         step = Step(
             observations=np.asarray(observation, np.float32)[None],
@@ -253,6 +280,7 @@ class Controller:
             first=np.array([self._first]),
             goals=goals,
             active=np.array([True]),
+            contexts=None if context is None else context[None],
         )
         self._first = False
         action: FloatArray = self._policy.act(step)[0]

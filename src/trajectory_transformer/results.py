@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,8 @@ import torch
 
 from trajectory_transformer.checkpoint import write_aside
 
-_PACKAGES = ("trajectory-transformer", "torch", "numpy", "gymnasium", "mujoco", "minari")
+_PACKAGES = ("trajectory-transformer", "torch", "numpy", "gymnasium", "mujoco", "minari", "minigrid")
+_COMMIT = "TT_COMMIT"  # says which commit a source tree without its history is
 
 
 def write_result(
@@ -50,7 +52,10 @@ def summarize(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _commit() -> str:
-    """Commit of the source this runs from, with a mark for uncommitted changes; `unknown` outside a checkout."""
+    """Commit of the source this runs from, with a mark for uncommitted changes.
+
+    Outside a checkout, what the environment variable TT_COMMIT says, else `unknown`.
+    """
     here = Path(__file__).parent
     try:
         done = [
@@ -58,7 +63,7 @@ def _commit() -> str:
             for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         ]
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get(_COMMIT, "unknown")
     return done[0] + ("-dirty" if done[1] else "")
 
 

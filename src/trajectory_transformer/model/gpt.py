@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from trajectory_transformer.config import ModelConfig
 from trajectory_transformer.model.cache import KVCache
+from trajectory_transformer.model.context import ContextEncoder
 from trajectory_transformer.tokens.layout import TokenLayout
 
 Linear = Callable[[nn.Linear, Tensor], Tensor]
@@ -103,6 +104,12 @@ class GPT(nn.Module):
         self.apply(_initialize)
         bound = math.sqrt(3.0 / config.width)
         nn.init.uniform_(self.heads, -bound, bound)
+        # Built last: models without one get the random weights that they always got.
+        self.context_encoder = (
+            ContextEncoder(layout.context_shape, config.context_channels, config.width)
+            if layout.context_shape
+            else None
+        )
 
         goal_slots = torch.arange(layout.goal_dim)
         slots = layout.goal_dim + torch.arange(layout.size).repeat(config.window)
@@ -114,20 +121,31 @@ class GPT(nn.Module):
         mask = (positions[:, None] >= positions[None, :]) & readable[None, :]
         self.register_buffer("mask", mask, persistent=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def encode_context(self, contexts: Tensor | None) -> Tensor | None:
+        """What is added to every token of an episode: contexts [B, C, H, W] -> [B, width]; None for models without."""
+        if self.context_encoder is None:
+            return None
+        assert contexts is not None, "the model reads a context"
+        encoded: Tensor = self.context_encoder(contexts)
+        return encoded
+
+    def forward(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
         """Logits of every token after the goal's first: tokens [B, L] -> [B, L - max(G - 1, 0), V + 1].
 
-        The last of them predicts the token that would follow. Without a goal, the first predicts token 1.
+        The last of them predicts the token that would follow. Without a goal, the first predicts token 1. `context`
+        [B, width] is what `encode_context` made of each episode's.
         """
-        x = self._embed(tokens, 0)
+        x = self._embed(tokens, 0, context)
         mask = self._mask(tokens.shape[1])
         for block in self.blocks:
             x, _, _ = block(x, mask)
         return self._all_logits(x)
 
-    def prefill(self, tokens: Tensor, *, max_candidates: int, max_own: int) -> tuple[Tensor | None, KVCache]:
+    def prefill(
+        self, tokens: Tensor, *, max_candidates: int, max_own: int, context: Tensor | None = None
+    ) -> tuple[Tensor | None, KVCache]:
         """Read prompts [E, L] once: the next token's logits [E, 1, V + 1] (None for L = 0) and their cache."""
-        x = self._embed(tokens, 0)
+        x = self._embed(tokens, 0, context)
         mask = self._mask(tokens.shape[1])
         readable = self.readable(0, tokens.shape[1])
         keys, values = [], []
@@ -140,10 +158,20 @@ class GPT(nn.Module):
             return None, cache
         return self._logits_after(x[:, -1:], tokens.shape[1]), cache
 
-    def extend(self, tokens: Tensor, start: int, cache: KVCache, linear: Linear = apply_linear) -> Tensor:
-        """Read S more tokens of every candidate from position `start`: tokens [E, K, S] -> logits [E, K, V + 1]."""
+    def extend(
+        self,
+        tokens: Tensor,
+        start: int,
+        cache: KVCache,
+        linear: Linear = apply_linear,
+        context: Tensor | None = None,
+    ) -> Tensor:
+        """Read S more tokens of every candidate from position `start`: tokens [E, K, S] -> logits [E, K, V + 1].
+
+        `context` [E, width] is shared by the candidates of an environment.
+        """
         num_new = tokens.shape[2]
-        x = self._embed(tokens, start)  # [E, K, S, width]
+        x = self._embed(tokens, start, None if context is None else context[:, None])  # [E, K, S, width]
         readable = self.readable(start, start + num_new)
         # Of the new columns, a token sees those up to its own; all older ones are in its past.
         mask = None if num_new == 1 else self.mask[start : start + num_new, start : start + num_new][:, readable]
@@ -158,13 +186,18 @@ class GPT(nn.Module):
         cache.advance()
         return self._logits_after(x[:, :, -1], start + num_new)
 
-    def _embed(self, tokens: Tensor, start: int) -> Tensor:
-        """Token plus position embeddings: tokens [..., L] at positions start.. -> [..., L, width]."""
+    def _embed(self, tokens: Tensor, start: int, context: Tensor | None) -> Tensor:
+        """Token plus position embeddings: tokens [..., L] at positions start.. -> [..., L, width].
+
+        `context` [..., width] is added to all of them.
+        """
         end = start + tokens.shape[-1]
         assert end <= self.max_tokens, f"{end} tokens do not fit the {self.max_tokens} of the model's window"
         stop = self.token_embedding.num_embeddings - 1
         index = torch.where(tokens == self.num_bins, stop, tokens + self.offsets[start:end])
         x = self.token_embedding(index) + self.position_embedding[start:end]
+        if context is not None:
+            x = x + context[..., None, :]
         return functional.dropout(x, self.config.dropout, self.training)
 
     def _mask(self, length: int) -> Tensor | None:

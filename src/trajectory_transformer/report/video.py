@@ -1,6 +1,6 @@
 """One episode as a film, drawn by the environment itself; needs no display."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
 
+from trajectory_transformer.envs import make_env
 from trajectory_transformer.policies import Policy
 from trajectory_transformer.rollout import rollout
 
@@ -60,10 +61,12 @@ class _Filmed(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.frames.append(np.array(self.env.render(), dtype=np.uint8))
 
 
-def record_video(path: Path, env_id: str, policy: Policy, *, seed: int) -> None:
+def record_video(
+    path: Path, env_id: str, policy: Policy, *, seed: int, env_options: Mapping[str, Any] | None = None
+) -> None:
     """Play one episode and film it."""
     write = video_writer(path)
-    filmed = _Filmed(gymnasium.make(env_id, render_mode="rgb_array"))
+    filmed = _Filmed(make_env(env_id, render_mode="rgb_array", **(env_options or {})))
     envs = SyncVectorEnv([lambda: filmed], copy=False, autoreset_mode=AutoresetMode.DISABLED)
     rollout(envs, policy, num_episodes=1, seed=seed)
     path.parent.mkdir(parents=True, exist_ok=True)

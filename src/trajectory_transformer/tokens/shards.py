@@ -128,6 +128,8 @@ def build_shards(
     if first is None:
         raise ValueError("a dataset needs at least one episode, got none")
     layout = layout_of(Dataset((first,)), config)
+    if layout.context_shape:
+        raise ValueError("token shards do not hold the contexts (maps) of episodes: train without --shards")
     discretizer = discretizer or fit_stream(read(), config, sample_values=sample_values, seed=seed)
     aside = folder.with_name(folder.name + ".partial")
     if aside.exists():

@@ -101,7 +101,8 @@ class Trainer:
         index = batch_indices(self.data.num_windows, config.batch_size, seed=config.seed, step=self.step)
         index = _send(self.world.share(index), self.data.rows.device)
         batch = gather_windows(self.data, index, self.model.gpt.config.window, self.model.layout, self.model.tokens)
-        return Batch(_send(batch.tokens, self.model.device), _send(batch.real, self.model.device))
+        contexts = None if batch.contexts is None else _send(batch.contexts, self.model.device)
+        return Batch(_send(batch.tokens, self.model.device), _send(batch.real, self.model.device), contexts)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss to minimise, and each prediction's own."""

@@ -24,9 +24,12 @@ class CachedDecoder(StepwiseDecoder):
         self._max_candidates = 1
         self._max_own = 0
 
-    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int) -> None:
-        """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates."""
-        super().begin(prompt, max_candidates=max_candidates, max_new=max_new)
+    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int, context: Tensor | None = None) -> None:
+        """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates.
+
+        `context` [E, width] is what `GPT.encode_context` made of each environment's, for models that read one.
+        """
+        super().begin(prompt, max_candidates=max_candidates, max_new=max_new, context=context)
         self._cache = None
         self._linear = TransposedWeights(self.gpt)  # anew for each search, so that training in between is seen
         self._max_candidates = max_candidates
@@ -42,7 +45,8 @@ class CachedDecoder(StepwiseDecoder):
             # Positions restart after a crop, so nothing read before still holds.
             self._cropped = cropped
             return self._read_anew(prompt, own)
-        logits = self.gpt.extend(own[:, :, self._read :], prompt.shape[1] + self._read, self._cache, self._linear)
+        start = prompt.shape[1] + self._read
+        logits = self.gpt.extend(own[:, :, self._read :], start, self._cache, self._linear, self.context)
         self._read = own.shape[2]
         return logits
 
@@ -67,7 +71,9 @@ class CachedDecoder(StepwiseDecoder):
         """
         self._read, self._shared = own.shape[2], _common_prefix(own)
         prompt = torch.cat([prompt, own[:, 0, : self._shared]], dim=1)
-        logits, cache = self.gpt.prefill(prompt, max_candidates=self._max_candidates, max_own=self._max_own)
+        logits, cache = self.gpt.prefill(
+            prompt, max_candidates=self._max_candidates, max_own=self._max_own, context=self.context
+        )
         self._cache = cache
         cache.num_candidates = 1
         rows = own.new_zeros(own.shape[:2])  # which of the rows read so far each candidate continues
@@ -78,7 +84,8 @@ class CachedDecoder(StepwiseDecoder):
             first, next_rows = _distinct(own[:, :, :end])
             cache.select(rows.gather(1, first))
             tokens = own.gather(1, first[..., None].expand(-1, -1, own.shape[2]))[:, :, done:end]
-            logits = self.gpt.extend(tokens, prompt.shape[1] - self._shared + done, cache, self._linear)
+            start = prompt.shape[1] - self._shared + done
+            logits = self.gpt.extend(tokens, start, cache, self._linear, self.context)
             rows, done = next_rows, end
         assert logits is not None, "a search needs a prompt"
         cache.select(rows)

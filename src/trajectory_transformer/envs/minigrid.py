@@ -1,0 +1,154 @@
+"""MiniGrid as a task of goals on maps: tokens for where the agent is, a map of each episode, and an expert.
+
+The agent's state is its cell and direction, the goal a cell. The map is an array of the whole episode: where walls are
+and where doors, all of which are closed at the start. Which of them stand open later is not shown: whoever acts knows
+what they did.
+"""
+
+import heapq
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+try:
+    from minigrid.core.actions import Actions
+    from minigrid.core.constants import DIR_TO_VEC
+    from minigrid.minigrid_env import MiniGridEnv
+except ImportError as error:
+    raise ImportError("MiniGrid environments need: pip install 'trajectory-transformer[minigrid]'") from error
+
+WALL, DOOR = 0, 1
+"""Planes of a map."""
+
+Observation = dict[str, NDArray[Any]]
+Cell = tuple[int, int]
+State = tuple[int, int, int]
+"""Cell x, y and direction: 0 right, 1 down, 2 left, 3 up."""
+
+
+class GoalOnMap(gymnasium.Wrapper[Observation, int, Any, int]):
+    """Shows x, y and direction, the goal's x and y, and the map [2, height, width]: walls and doors as 0 and 1."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Wrap one of MiniGrid's environments that has a goal to step on."""
+        super().__init__(env)
+        grid = env.unwrapped
+        if not isinstance(grid, MiniGridEnv):
+            raise ValueError(f"GoalOnMap needs one of MiniGrid's environments, got {grid}")
+        self._grid = grid
+        # The agent's own view is most of the cost of a step, and nobody looks at it here.
+        grid.gen_obs = dict  # type: ignore[method-assign]
+        cells = [grid.width, grid.height]
+        self.observation_space = spaces.Dict(  # type: ignore[assignment]  # declared as a space of dicts of arrays
+            {
+                "observation": spaces.MultiDiscrete([*cells, 4]),
+                "desired_goal": spaces.MultiDiscrete(cells),
+                "context": spaces.Box(0, 1, (2, grid.height, grid.width), np.uint8),
+            }
+        )
+        self._goal = np.zeros(2, np.int64)
+        self._map = np.zeros((2, grid.height, grid.width), np.uint8)
+        self._ways: dict[tuple[bool, ...], dict[State, int]] = {}  # by which doors are open
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode on a new map."""
+        self.env.reset(seed=seed, options=None if options is None else dict(options))
+        self._goal, self._map = read_map(self._grid)
+        self._ways.clear()
+        return self._view(), {"success": False}
+
+    def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Act; the episode ends on the goal, or at the environment's own step limit."""
+        _, reward, terminated, truncated, _ = self.env.step(action)
+        success = bool(terminated) and tuple(self._grid.agent_pos) == tuple(self._goal)
+        return self._view(), float(reward), bool(terminated), bool(truncated), {"success": success}
+
+    def expert_action(self) -> int:
+        """The first action of a shortest way to the goal: straight on if one leads there, then left, then right."""
+        state = self._state()
+        ways = self._ways_now()
+        if state not in ways:
+            raise ValueError(f"no way leads from {state} to the goal at {self._goal.tolist()}")
+        x, y, facing = state
+        ahead = (x + int(DIR_TO_VEC[facing][0]), y + int(DIR_TO_VEC[facing][1]))
+        entry = _entry_cost(self._grid, ahead)
+        if entry is not None and ways[*ahead, facing] == ways[state] - entry:
+            return int(Actions.forward if entry == 1 else Actions.toggle)
+        return int(Actions.left if ways[x, y, (facing + 3) % 4] < ways[state] else Actions.right)
+
+    def _ways_now(self) -> dict[State, int]:
+        """Distances to the goal; they change only where a door does."""
+        doors = tuple(_entry_cost(self._grid, (x, y)) == 1 for y, x in np.argwhere(self._map[DOOR]).tolist())
+        if doors not in self._ways:
+            self._ways[doors] = ways_to(self._grid, (int(self._goal[0]), int(self._goal[1])))
+        return self._ways[doors]
+
+    def _state(self) -> State:
+        x, y = self._grid.agent_pos
+        return int(x), int(y), int(self._grid.agent_dir)
+
+    def _view(self) -> Observation:
+        return {"observation": np.array(self._state()), "desired_goal": self._goal, "context": self._map}
+
+
+def read_map(grid: MiniGridEnv) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """The goal's cell [2] and the map [2, height, width] of an environment, without agent and goal."""
+    goals = []
+    planes = np.zeros((2, grid.height, grid.width), dtype=np.uint8)
+    for x in range(grid.width):
+        for y in range(grid.height):
+            cell = grid.grid.get(x, y)
+            if cell is None:
+                continue
+            if cell.type == "goal":
+                goals.append((x, y))
+            elif cell.type == "wall":
+                planes[WALL, y, x] = 1
+            elif cell.type == "door":
+                planes[DOOR, y, x] = 1
+            else:
+                raise ValueError(f"maps are made of walls, doors and one goal, this one has a {cell.type}")
+    if len(goals) != 1:
+        raise ValueError(f"maps are made of walls, doors and one goal, this one has {len(goals)} goals")
+    return np.array(goals[0], dtype=np.int64), planes
+
+
+def ways_to(grid: MiniGridEnv, goal: Cell) -> dict[State, int]:
+    """Actions that each state is away from a cell, doors as they stand: turns, steps, and a toggle at a closed door.
+
+    Doors need no place in a state: a shortest way passes each at most once, so one that is closed now costs one toggle.
+    """
+    costs: dict[State, int] = {}
+    queue: list[tuple[int, State]] = [(0, (*goal, facing)) for facing in range(4)]
+    while queue:
+        cost, state = heapq.heappop(queue)
+        if state in costs:
+            continue
+        costs[state] = cost
+        x, y, facing = state
+        before = [(1, (x, y, (facing + turn) % 4)) for turn in (1, 3)] if (x, y) != goal else []
+        entry = _entry_cost(grid, (x, y))
+        dx, dy = DIR_TO_VEC[facing].tolist()
+        if _entry_cost(grid, (x - dx, y - dy)) is not None:
+            assert entry is not None, "only cells that can be entered are reached"
+            before.append((entry, (x - dx, y - dy, facing)))
+        for more, earlier in before:
+            if earlier not in costs:
+                heapq.heappush(queue, (cost + more, earlier))
+    return costs
+
+
+def _entry_cost(grid: MiniGridEnv, cell: Cell) -> int | None:
+    """Actions that it takes to step into a cell from the one before it; None where nobody can."""
+    if not (0 <= cell[0] < grid.width and 0 <= cell[1] < grid.height):
+        return None
+    found = grid.grid.get(*cell)
+    if found is None or found.can_overlap():
+        return 1
+    return 2 if found.type == "door" and not getattr(found, "is_locked", False) else None
