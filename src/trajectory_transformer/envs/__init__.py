@@ -7,6 +7,7 @@ import gymnasium
 
 FOUR_ROOMS_ID = "tt/FourRooms-v0"
 FOUR_ROOMS_RACE_ID = "tt/FourRoomsRace-v0"
+MULTI_ROOM_ID = "MiniGrid-MultiRoom-N4-S5-v0"
 
 # Entry points are strings, so that listing the ids does not import the environment.
 _IDS: dict[str, dict[str, object]] = {

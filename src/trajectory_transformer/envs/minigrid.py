@@ -53,6 +53,7 @@ class GoalOnMap(gymnasium.Wrapper[Observation, int, Any, int]):
         self._goal = np.zeros(2, np.int64)
         self._map = np.zeros((2, grid.height, grid.width), np.uint8)
         self._ways: dict[tuple[bool, ...], dict[State, int]] = {}  # by which doors are open
+        self._shortest = 0  # actions of the shortest way from the start
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -61,13 +62,15 @@ class GoalOnMap(gymnasium.Wrapper[Observation, int, Any, int]):
         self.env.reset(seed=seed, options=None if options is None else dict(options))
         self._goal, self._map = read_map(self._grid)
         self._ways.clear()
-        return self._view(), {"success": False}
+        self._shortest = self._ways_now().get(self._state(), 0)
+        return self._view(), {"success": False, "path_ratio": 0.0}
 
     def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Act; the episode ends on the goal, or at the environment's own step limit."""
         _, reward, terminated, truncated, _ = self.env.step(action)
         success = bool(terminated) and tuple(self._grid.agent_pos) == tuple(self._goal)
-        return self._view(), float(reward), bool(terminated), bool(truncated), {"success": success}
+        info = {"success": success, "path_ratio": self._grid.step_count / max(self._shortest, 1)}
+        return self._view(), float(reward), bool(terminated), bool(truncated), info
 
     def expert_action(self) -> int:
         """The first action of a shortest way to the goal: straight on if one leads there, then left, then right."""

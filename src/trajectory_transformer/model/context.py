@@ -25,6 +25,9 @@ class ContextEncoder(nn.Module):
         places = -(-height // 4) * -(-breadth // 4)
         self.gather = nn.Linear(2 * channels * places, 4 * width)
         self.out = nn.Linear(4 * width, width)
+        self.apply(_initialize)
+        # As large as the token embeddings that it is added to: neither drowns the other at the start.
+        nn.init.normal_(self.out.weight, std=0.02)
 
     def forward(self, contexts: Tensor) -> Tensor:
         """Embeddings of arrays of numbers around 1: [B, C, H, W] -> [B, width]."""
@@ -46,3 +49,13 @@ class _Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> the same."""
         return torch.add(x, self.second(functional.gelu(self.first(x))))
+
+
+def _initialize(module: nn.Module) -> None:
+    """Weights that keep the differences between inputs as large as they are; torch's own lose most of them on the way."""
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        assert module.bias is not None
+        nn.init.zeros_(module.bias)
+    if isinstance(module, _Residual):
+        nn.init.zeros_(module.second.weight)
