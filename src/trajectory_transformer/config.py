@@ -120,6 +120,8 @@ class TrainConfig:
     """Steps between checkpoints."""
     log_every: int = 20
     """Steps between metrics."""
+    augment: Literal["none", "grid"] = "none"
+    """What else windows are shown as: `grid` turns, mirrors and shifts agents on a square map (MiniGrid) at random."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """Of the products in the model; auto: bf16 on a GPU that has it, float32 elsewhere."""
     compile: bool | Literal["auto"] = "auto"

@@ -52,10 +52,12 @@ def summarize(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _commit() -> str:
-    """Commit of the source this runs from, with a mark for uncommitted changes.
+    """Commit of the source this runs from, with a mark for uncommitted changes; `unknown` outside a checkout.
 
-    Outside a checkout, what the environment variable TT_COMMIT says, else `unknown`.
+    A copy of the source says by the environment variable TT_COMMIT what it was copied from.
     """
+    if os.environ.get(_COMMIT):
+        return os.environ[_COMMIT]
     here = Path(__file__).parent
     try:
         done = [
@@ -63,7 +65,7 @@ def _commit() -> str:
             for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         ]
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get(_COMMIT, "unknown")
+        return "unknown"
     return done[0] + ("-dirty" if done[1] else "")
 
 

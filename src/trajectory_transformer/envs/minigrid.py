@@ -29,6 +29,8 @@ Cell = tuple[int, int]
 State = tuple[int, int, int]
 """Cell x, y and direction: 0 right, 1 down, 2 left, 3 up."""
 
+_AHEAD: list[Cell] = [(int(x), int(y)) for x, y in DIR_TO_VEC]
+
 
 class GoalOnMap(gymnasium.Wrapper[Observation, int, Any, int]):
     """Shows x, y and direction, the goal's x and y, and the map [2, height, width]: walls and doors as 0 and 1."""
@@ -52,7 +54,8 @@ class GoalOnMap(gymnasium.Wrapper[Observation, int, Any, int]):
         )
         self._goal = np.zeros(2, np.int64)
         self._map = np.zeros((2, grid.height, grid.width), np.uint8)
-        self._ways: dict[tuple[bool, ...], dict[State, int]] = {}  # by which doors are open
+        self._doors: list[Cell] = []
+        self._ways: dict[tuple[bool, ...], tuple[list[list[int]], dict[State, int]]] = {}  # by which doors are open
         self._shortest = 0  # actions of the shortest way from the start
 
     def reset(
@@ -61,8 +64,9 @@ class GoalOnMap(gymnasium.Wrapper[Observation, int, Any, int]):
         """Start an episode on a new map."""
         self.env.reset(seed=seed, options=None if options is None else dict(options))
         self._goal, self._map = read_map(self._grid)
+        self._doors = [(x, y) for y, x in np.argwhere(self._map[DOOR]).tolist()]
         self._ways.clear()
-        self._shortest = self._ways_now().get(self._state(), 0)
+        self._shortest = self._ways_now()[1].get(self._state(), 0)
         return self._view(), {"success": False, "path_ratio": 0.0}
 
     def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -75,21 +79,22 @@ class GoalOnMap(gymnasium.Wrapper[Observation, int, Any, int]):
     def expert_action(self) -> int:
         """The first action of a shortest way to the goal: straight on if one leads there, then left, then right."""
         state = self._state()
-        ways = self._ways_now()
+        costs, ways = self._ways_now()
         if state not in ways:
             raise ValueError(f"no way leads from {state} to the goal at {self._goal.tolist()}")
         x, y, facing = state
-        ahead = (x + int(DIR_TO_VEC[facing][0]), y + int(DIR_TO_VEC[facing][1]))
-        entry = _entry_cost(self._grid, ahead)
-        if entry is not None and ways[*ahead, facing] == ways[state] - entry:
-            return int(Actions.forward if entry == 1 else Actions.toggle)
+        ahead = (x + _AHEAD[facing][0], y + _AHEAD[facing][1])
+        cost = costs[ahead[1]][ahead[0]]
+        if cost and ways[*ahead, facing] == ways[state] - cost:
+            return int(Actions.forward if cost == 1 else Actions.toggle)
         return int(Actions.left if ways[x, y, (facing + 3) % 4] < ways[state] else Actions.right)
 
-    def _ways_now(self) -> dict[State, int]:
-        """Distances to the goal; they change only where a door does."""
-        doors = tuple(_entry_cost(self._grid, (x, y)) == 1 for y, x in np.argwhere(self._map[DOOR]).tolist())
+    def _ways_now(self) -> tuple[list[list[int]], dict[State, int]]:
+        """What it costs to enter each cell, and how far each state is from the goal: both change only with a door."""
+        doors = tuple(_is_open(self._grid, door) for door in self._doors)
         if doors not in self._ways:
-            self._ways[doors] = ways_to(self._grid, (int(self._goal[0]), int(self._goal[1])))
+            costs = entry_costs(self._grid, self._map)
+            self._ways[doors] = costs, ways_to((int(self._goal[0]), int(self._goal[1])), costs)
         return self._ways[doors]
 
     def _state(self) -> State:
@@ -113,45 +118,47 @@ def read_map(grid: MiniGridEnv) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
                 goals.append((x, y))
             elif cell.type == "wall":
                 planes[WALL, y, x] = 1
-            elif cell.type == "door":
+            elif cell.type == "door" and not getattr(cell, "is_locked", False):
                 planes[DOOR, y, x] = 1
             else:
-                raise ValueError(f"maps are made of walls, doors and one goal, this one has a {cell.type}")
+                raise ValueError(f"maps are made of walls, unlocked doors and one goal, this one has a {cell.type}")
     if len(goals) != 1:
-        raise ValueError(f"maps are made of walls, doors and one goal, this one has {len(goals)} goals")
+        raise ValueError(f"maps are made of walls, unlocked doors and one goal, this one has {len(goals)} goals")
     return np.array(goals[0], dtype=np.int64), planes
 
 
-def ways_to(grid: MiniGridEnv, goal: Cell) -> dict[State, int]:
+def entry_costs(grid: MiniGridEnv, planes: NDArray[np.uint8]) -> list[list[int]]:
+    """Actions it takes to step into each cell [height][width] from one beside it: 2 with a closed door; 0: no way."""
+    costs = 1 - planes[WALL].astype(int)
+    for y, x in np.argwhere(planes[DOOR]).tolist():
+        costs[y, x] = 1 if _is_open(grid, (x, y)) else 2
+    rows: list[list[int]] = costs.tolist()
+    return rows
+
+
+def _is_open(grid: MiniGridEnv, door: Cell) -> bool:
+    cell = grid.grid.get(*door)
+    return cell is not None and cell.can_overlap()
+
+
+def ways_to(goal: Cell, costs: list[list[int]]) -> dict[State, int]:
     """Actions that each state is away from a cell, doors as they stand: turns, steps, and a toggle at a closed door.
 
     Doors need no place in a state: a shortest way passes each at most once, so one that is closed now costs one toggle.
     """
-    costs: dict[State, int] = {}
+    ways: dict[State, int] = {}
     queue: list[tuple[int, State]] = [(0, (*goal, facing)) for facing in range(4)]
     while queue:
-        cost, state = heapq.heappop(queue)
-        if state in costs:
+        so_far, state = heapq.heappop(queue)
+        if state in ways:
             continue
-        costs[state] = cost
+        ways[state] = so_far
         x, y, facing = state
-        before = [(1, (x, y, (facing + turn) % 4)) for turn in (1, 3)] if (x, y) != goal else []
-        entry = _entry_cost(grid, (x, y))
-        dx, dy = DIR_TO_VEC[facing].tolist()
-        if _entry_cost(grid, (x - dx, y - dy)) is not None:
-            assert entry is not None, "only cells that can be entered are reached"
-            before.append((entry, (x - dx, y - dy, facing)))
-        for more, earlier in before:
-            if earlier not in costs:
-                heapq.heappush(queue, (cost + more, earlier))
-    return costs
-
-
-def _entry_cost(grid: MiniGridEnv, cell: Cell) -> int | None:
-    """Actions that it takes to step into a cell from the one before it; None where nobody can."""
-    if not (0 <= cell[0] < grid.width and 0 <= cell[1] < grid.height):
-        return None
-    found = grid.grid.get(*cell)
-    if found is None or found.can_overlap():
-        return 1
-    return 2 if found.type == "door" and not getattr(found, "is_locked", False) else None
+        if (x, y) != goal:  # an episode ends there, so nobody turns on it
+            for earlier in ((x, y, (facing + 1) % 4), (x, y, (facing + 3) % 4)):
+                if earlier not in ways:
+                    heapq.heappush(queue, (so_far + 1, earlier))
+        dx, dy = _AHEAD[facing]
+        if costs[y - dy][x - dx] and (x - dx, y - dy, facing) not in ways:
+            heapq.heappush(queue, (so_far + costs[y][x], (x - dx, y - dy, facing)))
+    return ways

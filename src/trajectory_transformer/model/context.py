@@ -52,7 +52,7 @@ class _Residual(nn.Module):
 
 
 def _initialize(module: nn.Module) -> None:
-    """Weights that keep the differences between inputs as large as they are; torch's own lose most of them on the way."""
+    """Weights that keep differences between inputs as large as they are; torch's own lose most of them on the way."""
     if isinstance(module, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         assert module.bias is not None

@@ -4,6 +4,7 @@ A window is W transitions from any step of an episode, the goal in front. Past t
 the stop token: trained on where the task truly ended, weightless where only the recording did.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 
@@ -96,16 +97,17 @@ def token_type(discretizer: Discretizer) -> type[np.uint8] | type[np.int16]:
 def tokenize(dataset: Dataset, discretizer: Discretizer, layout: TokenLayout, config: TokenConfig) -> TokenizedDataset:
     """Turn all episodes into token rows."""
     dtype = token_type(discretizer)
-    rows = [encode_transitions(episode, discretizer, layout, config) for episode in dataset]
-    lengths = torch.tensor([len(part) for part in rows])
-    goals = [
-        encode_goals(episode.observations[-1:, list(config.goal_dims)], discretizer, config) for episode in dataset
-    ]
+    ends = np.stack([episode.observations[-1, list(config.goal_dims)] for episode in dataset])
+    num_steps = torch.tensor([len(episode) for episode in dataset])
+    lengths = num_steps + int(config.final_observation)
+    # Many episodes at a time: the discretiser's searches cost far less in one piece.
+    chunks = [dataset.episodes[start : start + 1000] for start in range(0, len(dataset), 1000)]
+    rows = [_encode_chunk(chunk, discretizer, layout, config).astype(dtype) for chunk in chunks]
     return TokenizedDataset(
-        rows=torch.from_numpy(np.concatenate(rows).astype(dtype)),
-        goals=torch.from_numpy(np.concatenate(goals).astype(dtype)),
+        rows=torch.from_numpy(np.concatenate(rows)),
+        goals=torch.from_numpy(encode_goals(ends, discretizer, config).astype(dtype)),
         first_row=lengths.cumsum(0) - lengths,
-        num_steps=torch.tensor([len(episode) for episode in dataset]),
+        num_steps=num_steps,
         num_rows=lengths,
         terminated=torch.tensor([episode.terminated for episode in dataset]),
         contexts=stack_contexts(dataset) if layout.context_shape else None,
@@ -129,11 +131,21 @@ def encode_transitions(
     episode: Episode, discretizer: Discretizer, layout: TokenLayout, config: TokenConfig
 ) -> npt.NDArray[np.int64]:
     """Token rows of one episode; the row of a final state holds stop tokens after it."""
-    observations, *others = episode_columns(episode, config)
+    return _encode_chunk([episode], discretizer, layout, config)
+
+
+def _encode_chunk(
+    episodes: Sequence[Episode], discretizer: Discretizer, layout: TokenLayout, config: TokenConfig
+) -> npt.NDArray[np.int64]:
+    """Token rows of some episodes, one after the other."""
+    parts = [episode_columns(episode, config) for episode in episodes]
+    observations, *others = (np.concatenate(column) for column in zip(*parts, strict=True))
     rows = np.full((len(observations), layout.size), discretizer.stop, dtype=np.int64)
     rows[:, layout.observation] = discretizer.encode(observations, layout.observation)
     rest = slice(layout.observation_dim, layout.size)
-    rows[: len(episode), rest] = discretizer.encode(np.concatenate(others, axis=1), rest)
+    pairs = zip(parts, episodes, strict=True)
+    acted = np.concatenate([np.arange(len(columns[0])) < len(episode) for columns, episode in pairs])
+    rows[acted, rest] = discretizer.encode(np.concatenate(others, axis=1), rest)
     return rows
 
 
