@@ -39,7 +39,7 @@ class ColumnFlags:
     goals: tuple[str, ...] = ()
     """Columns of what the agent was asked to reach."""
     categories: dict[str, int] = field(default_factory=dict)
-    """Action columns that hold category numbers from 0, and how many categories each has."""
+    """Columns of actions or states that hold category numbers from 0, and how many categories each has."""
     env: str | None = None
     """Gymnasium id of the environment."""
 

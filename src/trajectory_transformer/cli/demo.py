@@ -55,7 +55,7 @@ TASKS: dict[TaskName, Task] = {
         num_envs=500,
         tokens=TokenConfig(num_bins=25, goal_dims=(0, 1), rewards=False),
         model=ModelConfig(window=6, num_heads=8, width=256, dropout=0.0),
-        train=TrainConfig(steps=10_000, batch_size=1024, learning_rate=1e-3, warmup_steps=500),
+        train=TrainConfig(steps=8000, batch_size=1024, learning_rate=1e-3, warmup_steps=500, augment="grid"),
         search=PlanConfig(beam_width=4, horizon=3, context=3),
     ),
 }
@@ -76,7 +76,7 @@ class Demo:
     demonstrations: int | None = None
     """Episodes to learn from; null: 4000 in four rooms, 60000 in MiniGrid."""
     steps: int | None = None
-    """Training steps; null: 3000 in four rooms, 10000 in MiniGrid."""
+    """Training steps; null: 3000 in four rooms, 8000 in MiniGrid."""
     goals: int | None = None
     """Start-goal pairs to plan for, none of them in the data; null: 100 in four rooms, 500 in MiniGrid."""
     seed: int = 0

@@ -30,8 +30,6 @@ class TrajectoryModel:
     def create(cls, dataset: Dataset, tokens: TokenConfig, model: ModelConfig, *, seed: int) -> "TrajectoryModel":
         """A model for a dataset, with random weights."""
         layout = layout_of(dataset, tokens)
-        if not model.context_channels:
-            layout = replace(layout, context_shape=())
         return cls.build(layout, fit_discretizer(dataset, tokens), tokens, model, dict(dataset.metadata), seed=seed)
 
     @classmethod
@@ -45,7 +43,9 @@ class TrajectoryModel:
         *,
         seed: int,
     ) -> "TrajectoryModel":
-        """A model for tokens that are made already, with random weights."""
+        """A model for tokens that are made already, with random weights; without context channels it reads none."""
+        if not model.context_channels:
+            layout = replace(layout, context_shape=())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             gpt = GPT(layout, tokens.num_bins, model)

@@ -84,6 +84,7 @@ def load_minari(dataset_id: str) -> Dataset:
     metadata = {"minari": local_id, **_described(raw), **ours.get("metadata", {})}
     names = [name for leaf in observation_parts for name in leaf.names("observation")]
     action_names = [name for leaf in action_parts for name in leaf.names("action")]
+    observed = [count for leaf in observation_parts for count in leaf.categories]
     try:
         return Dataset(
             tuple(episodes),
@@ -91,6 +92,7 @@ def load_minari(dataset_id: str) -> Dataset:
             tuple(count for leaf in action_parts for count in leaf.categories),
             tuple(ours.get("observation_names", names)),
             tuple(ours.get("action_names", action_names)),
+            tuple(ours.get("observation_categories", observed)),
         )
     except ValueError as error:
         raise ValueError(f"Minari dataset {dataset_id}: {error}") from error
@@ -177,6 +179,8 @@ def _unreachable(endpoint: str) -> str | None:
 
 def save_minari(dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None = None) -> None:
     """Write a local Minari dataset; a goal becomes `desired_goal` of every step, missing rewards zeros."""
+    if dataset.context_shape:
+        raise ValueError(f"{dataset_id}: only .npz files hold the contexts (maps) of episodes; name one of those")
     minari = _minari()
     episode_buffer = import_module("minari.data_collector.episode_buffer").EpisodeBuffer
     env = _environment(dataset)
