@@ -93,9 +93,10 @@ class Dataset:
         self._complete("observation_categories", [0] * self.observation_dim)
         self._complete("observation_names", [f"observation {index}" for index in range(self.observation_dim)])
         self._complete("action_names", [f"action {index}" for index in range(self.action_dim)])
-        for index, episode in enumerate(self.episodes):
-            _check_categories(index, "action", episode.actions, self.action_categories)
-            _check_categories(index, "observation", episode.observations, self.observation_categories)
+        if any(self.action_categories) or any(self.observation_categories):
+            for index, episode in enumerate(self.episodes):
+                _check_categories(index, "action", episode.actions, self.action_categories)
+                _check_categories(index, "observation", episode.observations, self.observation_categories)
 
     def _complete(self, name: str, default: Sequence[str | int]) -> None:
         """Fill in an empty field; a frozen dataclass lets nothing else be done to it."""
