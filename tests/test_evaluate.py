@@ -1,10 +1,15 @@
 """Numbers from episodes."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
 from trajectory_transformer.data.episode import Episode
-from trajectory_transformer.evaluate import episode_metrics
+from trajectory_transformer.evaluate import episode_metrics, rate_interval
+from trajectory_transformer.results import write_result
 
 
 def episode(total: float, outcome: dict[str, float]) -> Episode:
@@ -41,3 +46,22 @@ def test_the_state_a_simulator_reports_is_no_outcome() -> None:
     # As a hopper does: positions and parts of the last reward, but nothing about success.
     metrics = episode_metrics([episode(1.0, {"x_position": 3.0, "reward_survive": 1.0}) for _ in range(2)])
     assert {name.partition("_")[0] for name in metrics} == {"return", "steps"}
+
+
+@pytest.mark.parametrize(
+    ("successes", "count", "low", "high"),
+    # Wilson's interval by his formula, worked out apart: it never leaves [0, 1], nor has width 0 at its ends.
+    [(475, 500, 0.92723, 0.96591), (10, 10, 0.72247, 1.0), (0, 10, 0.0, 0.27753), (1, 2, 0.09453, 0.90547)],
+)
+def test_a_share_of_successes_has_wilsons_interval(successes: int, count: int, low: float, high: float) -> None:
+    values = [1.0] * successes + [0.0] * (count - successes)
+    interval = rate_interval("x", values)
+    assert interval == pytest.approx({"x_low": low, "x_high": high}, abs=2e-5)
+
+
+def test_a_copied_source_tree_says_which_commit_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TT_COMMIT", "abc123")
+    write_result(
+        tmp_path / "x.json", name="x", command="x", device=torch.device("cpu"), seeds=[0], seconds=1.0, metrics={}
+    )
+    assert json.loads((tmp_path / "x.json").read_text())["commit"] == "abc123"

@@ -1,5 +1,7 @@
 """The receding-horizon controller: what it puts into prompts and what it takes out of plans."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +9,10 @@ from torch import Tensor
 
 from trajectory_transformer import policies
 from trajectory_transformer.config import ModelConfig, PlanConfig, TokenConfig
-from trajectory_transformer.data.episode import Dataset, Episode, FloatArray
+from trajectory_transformer.data.episode import ContextArray, Dataset, Episode, FloatArray
 from trajectory_transformer.model.decoders import Decoder
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.policies import PlanningPolicy, Step
+from trajectory_transformer.policies import Controller, PlanningPolicy, Step
 from trajectory_transformer.search.beam import Plan
 
 
@@ -54,9 +56,19 @@ class Prompts:
         self.answer = answer
         monkeypatch.setattr(policies, "likelihood_search", self)
 
-    def __call__(self, decoder: Decoder, prompt: Tensor, *, num_tokens: int, beam_width: int, min_tokens: int) -> Plan:
+    def __call__(
+        self,
+        decoder: Decoder,
+        prompt: Tensor,
+        *,
+        num_tokens: int,
+        beam_width: int,
+        min_tokens: int,
+        context: Tensor | None,
+    ) -> Plan:
         del decoder, beam_width
         assert min_tokens == 1
+        assert context is None
         self.seen.append(prompt.tolist())
         tokens = (self.answer * num_tokens)[:num_tokens]
         return Plan(torch.tensor(tokens).repeat(len(prompt), 1, 1), torch.zeros(len(prompt), 1))
@@ -169,3 +181,61 @@ def test_bad_observations_are_refused() -> None:
         policy.act(step_of([[0.0, np.nan]], first=True))
     with pytest.raises(ValueError, match="observations of 2 and goals of 1 dimensions, got 3 and 1"):
         policy.act(step_of([[0.0, 0.0, 0.0]], first=True))
+
+
+def test_a_map_is_read_once_an_episode_and_reaches_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    maps = rng.integers(2, size=(3, 1, 4, 4)).astype(np.uint8)
+    episodes = tuple(
+        Episode(rng.normal(size=(5, 2)).astype(np.float32), np.zeros((4, 1), np.float32), None, True, context=each)
+        for each in maps
+    )
+    sizes = ModelConfig(window=4, num_layers=1, num_heads=2, width=16, context_channels=2)
+    model = TrajectoryModel.create(Dataset(episodes), TokenConfig(num_bins=8, rewards=False), sizes, seed=0)
+    encoded_maps = model.encode_contexts(maps)
+    assert encoded_maps is not None
+    given: list[Tensor] = []
+    reads: list[int] = []
+
+    def search(decoder: Decoder, prompt: Tensor, *, context: Tensor, num_tokens: int, **_: int) -> Plan:
+        given.append(context)
+        return Plan(torch.zeros(len(prompt), 1, num_tokens, dtype=torch.long), torch.zeros(len(prompt), 1))
+
+    encode = TrajectoryModel.encode_contexts
+
+    def count(self: TrajectoryModel, contexts: ContextArray | None) -> Tensor | None:
+        reads.append(0 if contexts is None else len(contexts))
+        return encode(self, contexts)
+
+    monkeypatch.setattr(policies, "likelihood_search", search)
+    monkeypatch.setattr(TrajectoryModel, "encode_contexts", count)
+    policy = PlanningPolicy(model, PlanConfig(horizon=1, context=0))
+    states = [[0.1, 0.1], [0.2, 0.2]]
+    policy.act(replace(step_of(states, first=True), contexts=maps[:2]))
+    policy.act(replace(step_of(states), contexts=maps[1:]))  # not read: no episode starts
+    second = replace(step_of(states), contexts=maps[1:], first=np.array([False, True]))
+    policy.act(second)
+    policy.act(replace(step_of(states, active=[False, True]), contexts=maps[1:]))
+    assert reads == [2, 1]
+    expected = [encoded_maps[:2], encoded_maps[:2], encoded_maps[[0, 2]], encoded_maps[[2]]]
+    for context, wanted in zip(given, expected, strict=True):
+        torch.testing.assert_close(context, wanted)
+    with pytest.raises(ValueError, match="the model reads a context"):
+        policy.act(step_of(states, first=True))
+
+
+def test_a_controller_takes_the_map_of_its_episode() -> None:
+    rng = np.random.default_rng(0)
+    maps = rng.integers(2, size=(3, 1, 4, 4)).astype(np.uint8)
+    episodes = tuple(
+        Episode(rng.normal(size=(5, 2)).astype(np.float32), np.zeros((4, 1), np.float32), None, True, context=each)
+        for each in maps
+    )
+    sizes = ModelConfig(window=4, num_layers=1, num_heads=2, width=16, context_channels=2)
+    model = TrajectoryModel.create(Dataset(episodes), TokenConfig(num_bins=8, rewards=False), sizes, seed=0)
+    controller = Controller(PlanningPolicy(model, PlanConfig(horizon=1, beam_width=2)))
+    assert controller.act([0.0, 0.1], context=maps[0]).shape == (1,)
+    assert controller.act([0.1, 0.1]).shape == (1,)  # the map is known
+    controller.reset()
+    with pytest.raises(ValueError, match="the model reads a context"):
+        controller.act([0.0, 0.1])

@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
+from gymnasium import Env, Wrapper, spaces
 from safetensors import SafetensorError, safe_open
 
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import FloatArray
 from trajectory_transformer.data.spaces import Leaf
-from trajectory_transformer.envs import FOUR_ROOMS_ID, FOUR_ROOMS_RACE_ID
+from trajectory_transformer.envs import FOUR_ROOMS_ID, FOUR_ROOMS_RACE_ID, is_minigrid
 from trajectory_transformer.envs.four_rooms import Demonstrator
 
 Script = Callable[[FloatArray, FloatArray, np.random.Generator], npt.NDArray[Any]]
@@ -45,7 +45,7 @@ _OPTIONS = ("sigma", "eps", "share", "noise", "wander")
 class ActorSpec:
     """A policy in words, as `parse_actor` reads it: `hopper-expert.safetensors sto sigma=0.1 share=0.5`."""
 
-    name: str  # random, demonstrator, a file's path, or module:function
+    name: str  # random, demonstrator, expert, a file's path, or module:function
     mode: Literal["det", "sto"] = "det"  # the policy's mean, or a sample of its own Gaussian
     sigma: float = 0.0  # noise added to the clipped action, in units of half the action range
     eps: float = 0.0  # share of actions that are uniformly random instead
@@ -70,7 +70,7 @@ class ActorSpec:
         words = [Path(self.name).stem if self.is_file else self.name]
         if self.name == "demonstrator":
             words += [f"noise={self.noise:g}", f"wander={self.wander:g}"]
-        elif self.name != "random":
+        elif self.name not in ("random", "expert"):
             words.append(self.mode)
         return " ".join(words + [f"{key}={getattr(self, key):g}" for key in ("sigma", "eps") if getattr(self, key)])
 
@@ -105,7 +105,7 @@ def parse_actor(words: str, folder: Path | None = None) -> ActorSpec:
 
 def _resolve(name: str, folder: Path | None) -> str:
     """The path of a policy's file; other names as they are."""
-    if name in ("random", "demonstrator") or (":" in name and not Path(name).exists()):
+    if name in ("random", "demonstrator", "expert") or (":" in name and not Path(name).exists()):
         return name
     places = [Path(name), *([] if folder is None else [folder / name, folder / f"{name}.safetensors"])]
     for place in places:
@@ -114,19 +114,28 @@ def _resolve(name: str, folder: Path | None) -> str:
                 raise ValueError(f"policy {place}: a policy file is a .safetensors actor or a Stable-Baselines3 .zip")
             return str(place)
     raise ValueError(
-        f"policy {name!r}: not random, demonstrator or module:function, and no such file"
+        f"policy {name!r}: not random, demonstrator, expert or module:function, and no such file"
         + ("; name the folder of actor files with --policies" if folder is None else f" here or in {folder}")
     )
 
 
-def make_script(spec: ActorSpec, env_id: str, actions: Leaf, observation_dim: int) -> Script:
-    """The script of a policy in one environment, noise included; checked against its spaces."""
+def make_script(
+    spec: ActorSpec, env_id: str, actions: Leaf, observation_dim: int, env: Env[Any, Any] | None = None
+) -> Script:
+    """The script of a policy in one environment, noise included; checked against its spaces.
+
+    The expert alone needs the environment `env` that it acts in: it plans with what only that knows (open doors).
+    """
     if spec.name == "random":
         script = _random(actions)
     elif spec.name == "demonstrator":
         if env_id not in (FOUR_ROOMS_ID, FOUR_ROOMS_RACE_ID):
             raise ValueError(f"policy demonstrator knows only {FOUR_ROOMS_ID}, got --env {env_id}; try --policy random")
         script = Demonstrator(spec.noise, wander=spec.wander).act
+    elif spec.name == "expert":
+        if env is None or not is_minigrid(env_id):
+            raise ValueError(f"policy expert knows only MiniGrid's environments, got --env {env_id}")
+        script = _expert(env)
     elif Path(spec.name).suffix == ".zip":
         script = _stable_baselines(Path(spec.name), spec.mode == "det")
     elif spec.is_file:
@@ -194,6 +203,17 @@ def _random(actions: Leaf) -> Script:
         raise ValueError(f"a random policy needs a bounded action space, got {space}")
     low, high = space.low.ravel(), space.high.ravel()
     return lambda observation, goal, rng: rng.uniform(low, high).astype(np.float32)
+
+
+def _expert(env: Env[Any, Any]) -> Script:
+    """The shortest way to the goal of a MiniGrid environment, as it stands."""
+    from trajectory_transformer.envs.minigrid import GoalOnMap  # an optional dependency, here already if `env` is
+
+    grid = env
+    while isinstance(grid, Wrapper) and not isinstance(grid, GoalOnMap):
+        grid = grid.env
+    assert isinstance(grid, GoalOnMap), "made by make_env"
+    return lambda observation, goal, rng: np.array(grid.expert_action())
 
 
 def _function(name: str) -> Script:

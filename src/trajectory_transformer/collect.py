@@ -108,7 +108,8 @@ def _stage(job: Job) -> tuple[SyncVectorEnv, Script]:
     """The environment and the policy of a job, made once a process."""
     envs = make_envs(job.env_id, 1, json.loads(job.env_options))
     observation_dim, _, _ = space_dims(envs)
-    return envs, make_script(job.actor, job.env_id, action_leaf(envs.single_action_space), observation_dim)
+    actions = action_leaf(envs.single_action_space)
+    return envs, make_script(job.actor, job.env_id, actions, observation_dim, envs.envs[0])
 
 
 def rehearse(job: Job) -> None:
@@ -223,4 +224,5 @@ def collect(
 def cut(episode: Episode, steps: int) -> Episode:
     """The first steps of an episode: the recording ended it, not the task."""
     rewards = None if episode.rewards is None else episode.rewards[:steps]
-    return Episode(episode.observations[: steps + 1], episode.actions[:steps], rewards, False, episode.goal)
+    observations, actions = episode.observations[: steps + 1], episode.actions[:steps]
+    return Episode(observations, actions, rewards, False, episode.goal, context=episode.context)

@@ -74,9 +74,12 @@ class ModelConfig:
     """Size of each token's hidden state."""
     dropout: float = 0.1
     """Share of activations dropped in training, in embeddings, attention and residual branches."""
+    context_channels: int = 32
+    """Channels of the encoder that reads each episode's context (a map), where the data has one; 0: it is not read."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that cannot be built."""
+        require(self.context_channels >= 0, "model.context_channels must not be negative", self.context_channels)
         for name in ("window", "num_layers", "num_heads", "width"):
             require(getattr(self, name) >= 1, f"model.{name} must be at least 1", getattr(self, name))
         require(
@@ -117,6 +120,8 @@ class TrainConfig:
     """Steps between checkpoints."""
     log_every: int = 20
     """Steps between metrics."""
+    augment: Literal["none", "grid"] = "none"
+    """What else windows are shown as: `grid` turns, mirrors and shifts agents on a square map (MiniGrid) at random."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """Of the products in the model; auto: bf16 on a GPU that has it, float32 elsewhere."""
     compile: bool | Literal["auto"] = "auto"

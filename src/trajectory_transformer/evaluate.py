@@ -1,8 +1,6 @@
 """Rollouts to numbers: returns, success, normalised scores, and what the environment reports of a success."""
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +25,8 @@ def episode_metrics(episodes: Sequence[Episode], references: References | None =
     metrics |= summarize("steps", [len(episode) for episode in episodes])
     reports = set.intersection(*(set(episode.outcome) for episode in episodes))
     if "success" in reports:
-        metrics |= summarize("success_rate", [episode.outcome["success"] for episode in episodes])
+        outcomes = [episode.outcome["success"] for episode in episodes]
+        metrics |= summarize("success_rate", outcomes) | rate_interval("success_rate", outcomes)
         successes = [episode for episode in episodes if episode.outcome["success"]]
         for name in sorted(reports - {"success"}) if successes else ():
             metrics |= summarize(name, [episode.outcome[name] for episode in successes])
@@ -43,6 +42,14 @@ def bootstrap_interval(name: str, values: Sequence[float], *, resamples: int = 2
     return {f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
+def rate_interval(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Wilson's 95 % interval of a share of successes, which stays honest near 0 and 1: `name_low` and `name_high`."""
+    count, share, z = len(values), float(np.mean(values)), 1.959964
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * float(np.sqrt(share * (1 - share) / count + z * z / (4 * count * count))) / (1 + z * z / count)
+    return {f"{name}_low": max(middle - half, 0.0), f"{name}_high": min(middle + half, 1.0)}
+
+
 def latency_metrics(plan_seconds: Sequence[float]) -> dict[str, float]:
     """Percentiles of the time a plan took, in milliseconds; a plan may serve many environments at once."""
     if not plan_seconds:
@@ -51,22 +58,20 @@ def latency_metrics(plan_seconds: Sequence[float]) -> dict[str, float]:
     return {"plan_ms_p50": float(p50), "plan_ms_p90": float(p90), "plan_ms_p99": float(p99)}
 
 
-def env_options(model: TrajectoryModel, env_id: str) -> dict[str, Any]:
-    """What the environment's constructor was given when the model's data was collected; nothing for another one."""
-    if env_id != model.metadata.get("env"):
-        return {}
-    options = json.loads(str(model.metadata.get("env_options", "{}")))
-    if not isinstance(options, dict):
-        raise ValueError(f"env_options in the metadata of this run must be a mapping, got {options!r}")
-    return options
-
-
-def check_fit(model: TrajectoryModel, env_id: str, dims: tuple[int, int, int]) -> None:
-    """Refuse an environment whose observation, goal and action sizes are not the model's."""
+def check_fit(
+    model: TrajectoryModel, env_id: str, dims: tuple[int, int, int], context_shape: tuple[int, ...] = ()
+) -> None:
+    """Refuse an environment whose observation, goal, action and context sizes are not the model's."""
     layout = model.layout
     wanted = (layout.observation_dim, layout.goal_dim, layout.action_dim)
     if (dims[0], dims[2]) != (wanted[0], wanted[2]) or dims[1] < wanted[1]:
         raise ValueError(
             f"environment {env_id!r} does not fit the model: it has {dims[0]} observation, {dims[1]} goal and "
             f"{dims[2]} action dimensions, the model was trained on {wanted[0]}, {wanted[1]} and {wanted[2]}"
+        )
+    if layout.context_shape and context_shape != layout.context_shape:
+        raise ValueError(
+            f"environment {env_id!r} does not fit the model: it shows "
+            f"{f'a context (a map) of shape {context_shape}' if context_shape else 'no context (a map)'}, "
+            f"the model was trained on {layout.context_shape}"
         )

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from trajectory_transformer.config import PlanConfig
-from trajectory_transformer.data.episode import FloatArray
+from trajectory_transformer.data.episode import ContextArray, FloatArray
 from trajectory_transformer.data.spaces import action_leaf
 from trajectory_transformer.model.decoders import FusedDecoder, make_decoder
 from trajectory_transformer.model.sampling import Noise, stream_seed
@@ -35,6 +35,7 @@ class Step:
     first: BoolArray  # [E], true at the start of an episode
     goals: FloatArray  # [E, G]; G = 0 where the task has no goals
     active: BoolArray  # [E], false where nobody waits for an action any more
+    contexts: ContextArray | None = None  # [E, C, H, W], what holds for each one's whole episode, such as a map
 
 
 class Policy(Protocol):
@@ -123,6 +124,7 @@ class PlanningPolicy:
         self._past: list[list[TokenArray]] = []  # per environment: rows [D] of past transitions, then the current one's
         self._queued: list[list[TokenArray]] = []  # per environment: planned action tokens [A] not yet taken
         self._steps: list[int] = []  # per environment: steps of the episode so far
+        self._contexts = torch.empty(0, 0)  # [E, width], what a model that reads contexts made of each
 
     def act(self, step: Step) -> FloatArray:
         """Actions [E, A]."""
@@ -133,6 +135,8 @@ class PlanningPolicy:
             self._past = [[] for _ in range(num_envs)]
             self._queued = [[] for _ in range(num_envs)]
             self._steps = [0] * num_envs
+            self._contexts = torch.zeros(num_envs, self.model.gpt.config.width, device=self.model.device)
+        self._encode_contexts(step)
         observed = discretizer.encode(step.observations, layout.observation)
         active = np.flatnonzero(step.active).tolist()
         for env in active:
@@ -163,6 +167,16 @@ class PlanningPolicy:
                 raise ValueError(
                     f"{name} must be finite, got {values[env, dim]} in dimension {dim} of environment {env}"
                 )
+
+    def _encode_contexts(self, step: Step) -> None:
+        """Read the contexts of episodes that start: once for each, all at once."""
+        if not self.model.layout.context_shape:
+            return
+        starting = np.flatnonzero(step.active & (step.first | np.array([not past for past in self._past])))
+        if len(starting):
+            encoded = self.model.encode_contexts(None if step.contexts is None else step.contexts[starting])
+            assert encoded is not None
+            self._contexts[torch.from_numpy(starting).to(encoded.device)] = encoded
 
     def _remember(self, env: int, observed: TokenArray, step: Step) -> None:
         """Close the last transition with its reward and open the next with the state seen."""
@@ -205,12 +219,13 @@ class PlanningPolicy:
             stream_seed(self._seed, self._steps[env], zlib.crc32(row.tobytes()))
             for env, row in zip(envs, prompts, strict=True)
         ]
+        context = self._contexts[envs] if self.model.layout.context_shape else None
         if self._captured is not None:
-            return self._captured(torch.from_numpy(prompts), torch.tensor(seeds))
+            return self._captured(torch.from_numpy(prompts), torch.tensor(seeds), context)
         device = self.model.device
-        return self._search(torch.from_numpy(prompts).to(device), torch.tensor(seeds, device=device))
+        return self._search(torch.from_numpy(prompts).to(device), torch.tensor(seeds, device=device), context)
 
-    def _search(self, prompts: Tensor, seeds: Tensor) -> Plan:
+    def _search(self, prompts: Tensor, seeds: Tensor, context: Tensor | None) -> Plan:
         """Search for the best continuations of prompts [E, L]; seeds [E] are those of the noise."""
         layout, config, decoder = self.model.layout, self.config, self._decoder
         if self._objective is None:
@@ -220,6 +235,7 @@ class PlanningPolicy:
                 num_tokens=config.horizon * layout.size - layout.observation_dim,
                 beam_width=config.beam_width,
                 min_tokens=layout.action_dim,
+                context=context,
             )
         return beam_search(
             decoder,
@@ -230,6 +246,7 @@ class PlanningPolicy:
             config=config,
             noise=Noise(seeds),
             keep=decoder.keep if isinstance(decoder, FusedDecoder) else None,
+            context=context,
         )
 
     def _first_actions(self, tokens: TokenArray) -> list[TokenArray]:
@@ -256,8 +273,18 @@ class Controller:
         """Begin another episode: what was seen before is forgotten."""
         self._first = True
 
-    def act(self, observation: npt.ArrayLike, *, reward: float = 0.0, goal: npt.ArrayLike | None = None) -> FloatArray:
-        """Action [A] for an observation [O]; `reward` is the last action's, `goal` [G] is for models that have one."""
+    def act(
+        self,
+        observation: npt.ArrayLike,
+        *,
+        reward: float = 0.0,
+        goal: npt.ArrayLike | None = None,
+        context: ContextArray | None = None,
+    ) -> FloatArray:
+        """Action [A] for an observation [O]; `reward` is the last action's, `goal` [G] is for models that have one.
+
+        So is `context` [C, H, W], a map say; it is read at the first step of an episode.
+        """
         goals = np.zeros((1, 0), np.float32) if goal is None else np.asarray(goal, np.float32)[None]
         step = Step(
             observations=np.asarray(observation, np.float32)[None],
@@ -265,6 +292,7 @@ class Controller:
             first=np.array([self._first]),
             goals=goals,
             active=np.array([True]),
+            contexts=None if context is None else context[None],
         )
         self._first = False
         action: FloatArray = self._policy.act(step)[0]

@@ -4,13 +4,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import Env, make
+from gymnasium import Env
 from gymnasium.error import Error as GymnasiumError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from trajectory_transformer import envs as _registers_our_environments  # noqa: F401
-from trajectory_transformer.data.episode import Episode, FloatArray
-from trajectory_transformer.data.spaces import action_leaf, env_actions, flatten, split_goal, total_dim
+from trajectory_transformer.data.episode import ContextArray, Episode, FloatArray
+from trajectory_transformer.data.spaces import (
+    action_leaf,
+    context_leaf,
+    contexts_of,
+    env_actions,
+    flatten,
+    split_goal,
+    total_dim,
+)
+from trajectory_transformer.envs import make_env
 from trajectory_transformer.policies import Policy, Step
 
 
@@ -18,7 +26,7 @@ def make_envs(env_id: str, num_envs: int, options: Mapping[str, Any] | None = No
     """Environments for `rollout`, which resets them itself; `options` go to the environment's constructor."""
 
     def make_one() -> Env[Any, Any]:
-        return make(env_id, **(options or {}))
+        return make_env(env_id, **(options or {}))
 
     try:
         # Nothing is kept of the arrays it returns: `flatten` makes new ones.
@@ -31,6 +39,12 @@ def space_dims(envs: VectorEnv[Any, Any, Any]) -> tuple[int, int, int]:
     """Sizes of observation, goal and action of one environment, as rows of numbers (see `data.spaces`)."""
     observation, goal = split_goal(envs.single_observation_space)
     return total_dim(observation), total_dim(goal), action_leaf(envs.single_action_space).dim
+
+
+def context_shape(envs: VectorEnv[Any, Any, Any]) -> tuple[int, ...]:
+    """Channels, height and width of what an environment shows for a whole episode; () for nothing."""
+    part = context_leaf(envs.single_observation_space)
+    return () if part is None else tuple(part.space.shape or ())
 
 
 def rollout(
@@ -49,6 +63,7 @@ def rollout(
         raise ValueError("rollout resets environments itself: make them with autoreset_mode=AutoresetMode.DISABLED")
     num_envs = envs.num_envs
     observation_parts, goal_parts = split_goal(envs.single_observation_space)
+    context_part = context_leaf(envs.single_observation_space)
     action_part = action_leaf(envs.single_action_space)
     episodes: dict[int, Episode] = {}
     running = np.full(num_envs, -1)  # episode played in each environment, -1 for none
@@ -57,6 +72,7 @@ def rollout(
     rewards = np.zeros(num_envs, dtype=np.float32)
     records: list[_Record] = [_Record() for _ in range(num_envs)]
     observations, goals = np.empty(0, dtype=np.float32), np.empty(0, dtype=np.float32)
+    contexts: ContextArray | None = None
 
     while len(episodes) < num_episodes:
         if over.any():
@@ -69,9 +85,12 @@ def rollout(
             observation, _ = envs.reset(seed=seeds, options={"reset_mask": over.copy()})  # type: ignore[arg-type]
             observations = flatten(observation, observation_parts, num_envs)
             goals = flatten(observation, goal_parts, num_envs)
+            if context_part is not None:
+                contexts = contexts_of(observation, context_part, num_envs)
             for env in np.flatnonzero(over).tolist():
-                records[env] = _Record([observations[env].copy()], goals[env].copy())
-        step = Step(observations, np.where(over, 0, rewards).astype(np.float32), over, goals, running >= 0)
+                context = None if contexts is None else contexts[env].copy()
+                records[env] = _Record([observations[env].copy()], goals[env].copy(), context)
+        step = Step(observations, np.where(over, 0, rewards).astype(np.float32), over, goals, running >= 0, contexts)
         actions = policy.act(step)
         observation, reward, terminated, truncated, infos = envs.step(env_actions(actions, action_part))
         observations = flatten(observation, observation_parts, num_envs)
@@ -91,9 +110,15 @@ def rollout(
 class _Record:
     """An episode while it is played."""
 
-    def __init__(self, observations: list[FloatArray] | None = None, goal: FloatArray | None = None) -> None:
+    def __init__(
+        self,
+        observations: list[FloatArray] | None = None,
+        goal: FloatArray | None = None,
+        context: ContextArray | None = None,
+    ) -> None:
         self.observations = observations or []
         self.goal = goal
+        self.context = context
         self.actions: list[FloatArray] = []
         self.rewards: list[np.float32] = []
 
@@ -105,7 +130,8 @@ class _Record:
     def finish(self, terminated: bool, outcome: dict[str, float]) -> Episode:
         goal = self.goal if self.goal is not None and self.goal.size else None
         rewards = np.array(self.rewards, dtype=np.float32)
-        return Episode(np.stack(self.observations), np.stack(self.actions), rewards, terminated, goal, outcome)
+        observations, actions = np.stack(self.observations), np.stack(self.actions)
+        return Episode(observations, actions, rewards, terminated, goal, outcome, self.context)
 
 
 def _outcome(infos: Mapping[str, Any], env: int) -> dict[str, float]:

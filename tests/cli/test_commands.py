@@ -77,6 +77,7 @@ def test_a_run_holds_checkpoint_metrics_and_tensorboard(tt: Run, made: Path, tmp
         "weights.safetensors",
         "resume.safetensors",
         "metrics.jsonl",
+        "training.json",
         "tensorboard",
     }
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -345,3 +346,39 @@ def test_forecasts_of_what_is_not_there_are_refused(tt: Run, made: Path, pendulu
     refused(
         tt("predict", made / "run", *data), r"must have \(2, 2\) observation and action dimensions as the model, got"
     )
+
+
+def test_maps_are_shown_and_needed_where_they_were_learned(
+    tt: Callable[..., tuple[int, str]], refused: Callable[..., None]
+) -> None:
+    env = ["--env", "MiniGrid-MultiRoom-N2-S4-v0"]
+    small = ["--env_options", '{"width": 9, "height": 9, "max_steps": 12}']
+    assert tt("collect", *env, *small, "--policy", "expert", "--episodes", 6, "--out", "maps.npz")[0] == 0
+    code, text = tt("data", "show", "maps.npz")
+    assert code == 0
+    assert "context of an episode: uint8 (2, 9, 9), 6 different" in text
+    assert "9 categories" in text
+    tokens = ["--tokens.num_bins", 9, "--tokens.goal_dims", "[0,1]", "--tokens.rewards", "false"]
+    sizes = ["--model.window", 2, "--model.num_layers", 1, "--model.width", 16, "--model.context_channels", 2]
+    train = ["--train.steps", 2, "--train.batch_size", 4, "--train.augment", "grid", "--device", "cpu"]
+    assert tt("train", "maps.npz", "--out", "run", *tokens, *sizes, *train)[0] == 0
+    assert tt("train", "maps.npz", "--shards", "tokens", "--out", "mapped", *tokens, *sizes, *train)[0] == 0
+    search = ["--search.beam_width", 2, "--search.horizon", 1, "--device", "cpu"]
+    code, text = tt("evaluate", "run", "--episodes", 2, *search)  # the map's size is the dataset's
+    assert code == 0, text
+    result = json.loads(Path("run/evaluation.json").read_text())
+    assert "--env_options" in result["command"]
+    assert result["training"]["command"].startswith("tt train maps.npz --out run --tokens.num_bins 9")
+    refused(
+        r"does not fit the model: it shows a context \(a map\) of shape \(2, 25, 25\)",
+        "evaluate",
+        "run",
+        "--env",
+        "MiniGrid-MultiRoom-N4-S5-v0",
+        "--out",
+        "other.json",
+        *search,
+    )
+    refused("policy expert knows only MiniGrid's environments", "collect", "--env", "CartPole-v1", "--policy", "expert")
+    refused("only .npz files hold the contexts", "data", "convert", "maps.npz", "--out", "maps.hdf5")
+    refused("train.augment grid needs a goal of x and y", "train", "maps.npz", "--out", "bad", *train)

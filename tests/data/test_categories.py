@@ -1,5 +1,6 @@
-"""Discrete actions from the dataset to the checkpoint and back."""
+"""Discrete actions and observations from the dataset to the checkpoint and back."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 
 from trajectory_transformer.config import ModelConfig, PlanConfig, TokenConfig
 from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
+from trajectory_transformer.data.sources import load_dataset, save_dataset
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.policies import PlanningPolicy
 from trajectory_transformer.rollout import make_envs, rollout
+from trajectory_transformer.tokens.windows import fit_discretizer
 
 
 @pytest.fixture
@@ -55,3 +58,47 @@ def test_a_loaded_model_plans_exact_categories_in_a_discrete_environment(cart_po
     policy = PlanningPolicy(loaded, PlanConfig(beam_width=2, horizon=1))
     episodes = rollout(make_envs("CartPole-v1", 2), policy, num_episodes=2, seed=0)
     assert {value for episode in episodes for value in episode.actions.ravel().tolist()} <= {0.0, 1.0}
+
+
+@pytest.fixture
+def walks(rng: np.random.Generator) -> Dataset:
+    """States of one continuous number and a category of 30, of which few occur."""
+    observations = np.stack([rng.normal(size=9), rng.choice([0, 3, 4, 29], size=9)], axis=1).astype(np.float32)
+    episode = Episode(observations, np.zeros((8, 1), np.float32), None, terminated=False)
+    return Dataset((episode,), action_categories=(2,), observation_categories=(0, 30))
+
+
+def test_observed_categories_are_tokens_as_they_stand(walks: Dataset) -> None:
+    discretizer = fit_discretizer(walks, TokenConfig(num_bins=30, rewards=False))
+    every = np.arange(30.0)[:, None]  # those that never occurred too
+    np.testing.assert_array_equal(discretizer.encode(every, slice(1, 2)), every)
+    np.testing.assert_array_equal(discretizer.decode(np.arange(30)[:, None], slice(1, 2)), every)
+
+
+def test_observed_categories_are_numbers_where_there_are_too_few_bins(walks: Dataset) -> None:
+    tokens = TokenConfig(num_bins=3, rewards=False, discretizer="uniform")
+    discretizer = fit_discretizer(walks, tokens)
+    np.testing.assert_array_equal(discretizer.encode(np.array([[0.0], [4.0], [29.0]]), slice(1, 2))[:, 0], [0, 0, 2])
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.hdf5", "x.parquet", "x.csv", "tt/walks-v0"])
+def test_observed_categories_survive_every_format(
+    walks: Dataset, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    monkeypatch.chdir(tmp_path)
+    save_dataset(walks, name)
+    loaded = load_dataset(name)
+    assert loaded.observation_categories == (0, 30)
+    assert loaded.action_categories == (2,)
+
+
+@pytest.mark.parametrize("name", ["x.hdf5", "x.parquet", "x.csv", "tt/walks-v0"])
+def test_maps_go_to_our_own_files_only(
+    walks: Dataset, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mapped = Dataset((replace(walks.episodes[0], context=np.zeros((1, 2, 2), np.uint8)),))
+    with pytest.raises(ValueError, match=f"{name}: only .npz files hold the contexts"):
+        save_dataset(mapped, name)
+    assert list(tmp_path.iterdir()) == []

@@ -291,3 +291,41 @@ def test_the_file_holds_plain_arrays_and_json(tmp_path: Path) -> None:
         assert file["observations"].shape == (9, 2) and file["actions"].shape == (7, 1)
         assert json.loads(str(file["metadata"])) == {"seed": 1}
         assert "goals" not in file.files
+
+
+def test_contexts_survive_the_file_as_they_are(tmp_path: Path) -> None:
+    maps = np.arange(24, dtype=np.uint8).reshape(2, 1, 4, 3)
+    for contexts in (maps, maps.astype(np.float32) / 7):
+        episodes = tuple(replace(episode(), context=each) for each in contexts)
+        path = tmp_path / f"{contexts.dtype}.npz"
+        save_npz(Dataset(episodes, observation_categories=(0, 8)), path)
+        loaded = load_npz(path)
+        assert loaded.context_shape == (1, 4, 3)
+        assert loaded.observation_categories == (0, 8)
+        for each, expected in zip(loaded, contexts, strict=True):
+            assert each.context is not None and each.context.dtype == contexts.dtype
+            np.testing.assert_array_equal(each.context, expected)
+
+
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [
+        (np.zeros((3, 4), np.uint8), r"\[channels, height, width\], got uint8 of shape \(3, 4\)"),
+        (np.zeros((1, 3, 4), np.int64), r"a context must be uint8 or float32 numbers .*, got int64 of shape"),
+        (np.full((1, 1, 2), np.nan, np.float32), r"context must be finite, got nan at \[0, 0, 0\]"),
+    ],
+)
+def test_contexts_that_are_no_images_are_refused(context: npt.NDArray[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(episode(), context=context)
+
+
+def test_episodes_of_a_dataset_have_contexts_of_one_shape() -> None:
+    with_map = replace(episode(), context=np.zeros((1, 2, 2), np.uint8))
+    with pytest.raises(ValueError, match=r"episode 1: every episode must have .*a context of shape \(1, 2, 2\)"):
+        Dataset((with_map, episode()))
+
+
+def test_observations_of_a_category_are_whole_numbers_below_their_count() -> None:
+    with pytest.raises(ValueError, match="episode 0: observation 1 must be a whole number from 0 to 4, got 5"):
+        Dataset((episode(),), observation_categories=(0, 5))

@@ -23,6 +23,8 @@ LAYOUTS = {
     "goal": TokenLayout(2, 1, 2, rewards=False),
     "goal-rewards": TokenLayout(2, 1, 1, rewards=True),
     "goal-1-rewards": TokenLayout(1, 2, 1, rewards=True),
+    "goal-context": TokenLayout(2, 1, 2, rewards=False, context_shape=(2, 5, 4)),
+    "rewards-context": TokenLayout(0, 2, 1, rewards=True, context_shape=(1, 3, 3)),
 }
 Sequence = list[int]
 
@@ -45,11 +47,20 @@ def visible(sequence: Sequence, layout: TokenLayout, window: int) -> Sequence:
     return goal + rest
 
 
-def full_pass(gpt: GPT, sequences: list[list[Sequence]], window: int) -> Tensor:
+def full_pass(gpt: GPT, sequences: list[list[Sequence]], window: int, maps: Tensor | None) -> Tensor:
     """Logits of every candidate's next token, nothing remembered: E x K sequences -> [E, K, V + 1]."""
     rows = [visible(each, gpt.layout, window) for row in sequences for each in row]
-    logits: Tensor = gpt(torch.tensor(rows))[:, -1]
+    context = None
+    if maps is not None:
+        context = gpt.encode_context(torch.stack([maps[env] for env, row in enumerate(sequences) for _ in row]))
+    logits: Tensor = gpt(torch.tensor(rows), context)[:, -1]
     return logits.reshape(len(sequences), len(sequences[0]), -1)
+
+
+def random_maps(gpt: GPT, envs: int, rng: np.random.Generator) -> Tensor | None:
+    """A context for each environment, where the model reads one."""
+    shape = gpt.layout.context_shape
+    return torch.from_numpy(rng.integers(2, size=(envs, *shape)).astype(np.uint8)) if shape else None
 
 
 def random_search(
@@ -65,18 +76,25 @@ def random_search(
     decoder = make_decoder(name, gpt, window) if isinstance(name, str) else name(gpt, window)
     seen = MODEL_WINDOW if window is None else window
     # A decoder serves one search after the other: the first leaves a state that the second must not see.
-    decoder.begin(torch.ones(1, gpt.layout.goal_dim + 1, dtype=torch.long), max_candidates=1, max_new=1)
+    before = gpt.encode_context(random_maps(gpt, 1, rng))
+    decoder.begin(torch.ones(1, gpt.layout.goal_dim + 1, dtype=torch.long), max_candidates=1, max_new=1, context=before)
     decoder.logits()
+    maps = random_maps(gpt, ENVS, rng)
     prompt = rng.integers(NUM_BINS + 1, size=(ENVS, prompt_length))
     sequences: list[list[Sequence]] = [[row.tolist()] for row in prompt]
-    decoder.begin(torch.from_numpy(prompt), max_candidates=MAX_CANDIDATES, max_new=num_tokens)
+    decoder.begin(
+        torch.from_numpy(prompt),
+        max_candidates=MAX_CANDIDATES,
+        max_new=num_tokens,
+        context=gpt.encode_context(maps),
+    )
     worst = 0.0
     added = 0
     while True:
         if rng.random() < 0.2:  # before anything is asked for
             sequences = select_at_random(decoder, sequences, rng)
         logits = decoder.logits()
-        expected = full_pass(gpt, sequences, seen)
+        expected = full_pass(gpt, sequences, seen, maps)
         assert logits.shape == expected.shape
         worst = max(worst, float((logits - expected).abs().max()))
         assert decoder.tokens.tolist() == [[each[prompt_length:] for each in row] for row in sequences]

@@ -95,7 +95,7 @@ def test_a_captured_search_is_the_search(bf16: bool) -> None:
     decoder = FusedDecoder(gpt, bf16=bf16)
     values = torch.randn(16, NUM_BINS, generator=torch.Generator().manual_seed(0)).to(GPU)
 
-    def search(prompts: torch.Tensor, seeds: torch.Tensor) -> Plan:
+    def search(prompts: torch.Tensor, seeds: torch.Tensor, context: torch.Tensor | None = None) -> Plan:
         return beam_search(
             decoder,
             prompts,
@@ -105,6 +105,7 @@ def test_a_captured_search_is_the_search(bf16: bool) -> None:
             config=PlanConfig(beam_width=16, horizon=4),
             noise=Noise(seeds),
             keep=decoder.keep,
+            context=context,
         )
 
     captured = CapturedSearch(search, GPU, refresh=decoder.refresh)

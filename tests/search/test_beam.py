@@ -24,7 +24,7 @@ class TableDecoder:
         self.last = torch.empty(0, 0, dtype=torch.long)
         self.max_candidates = 0
 
-    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int) -> None:
+    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int, context: Tensor | None = None) -> None:
         """Start after a prompt [E, L]."""
         del max_new
         self.tokens = prompt.new_empty(prompt.shape[0], 1, 0)

@@ -47,8 +47,8 @@ class Collect:
     env_options: dict[str, Any] = field(default_factory=dict)
     """Arguments for the environment's constructor."""
     policy: str | list[str] = "demonstrator"
-    """Who acts: random, demonstrator (four rooms), FILE.safetensors, a Stable-Baselines3 FILE.zip or module:function,
-    each with options after it: 'FILE sto sigma=0.1 eps=0.05 share=0.5'; several as a list."""
+    """Who acts: random, demonstrator (four rooms), expert (MiniGrid), FILE.safetensors, a Stable-Baselines3 FILE.zip or
+    module:function, each with options after it: 'FILE sto sigma=0.1 eps=0.05 share=0.5'; several as a list."""
     noise: float = 0.1
     """Spread of the demonstrator's noise, in units of the longest step."""
     wander: float = 0.25
@@ -148,6 +148,7 @@ class Collect:
             action.categories,
             tuple(name for part in observation_parts for name in part.names("observation")),
             action.names("action"),
+            tuple(count for part in observation_parts for count in part.categories),
         )
 
     def _write_result(self, plan: Recipe, out: str, seconds: float, metrics: dict[str, float]) -> None:
@@ -156,7 +157,8 @@ class Collect:
             words = f"tt collect --recipe {self.recipe} --policies {self.policies}"
         else:
             size = f"--episodes {self.episodes}" if self.steps is None else f"--steps {self.steps}"
-            words = f"tt collect --env {plan.env} --policy {shlex.quote(str(self.policy))} {size}"
+            policy = self.policy if isinstance(self.policy, str) else json.dumps(self.policy)
+            words = f"tt collect --env {plan.env} --policy {shlex.quote(policy)} {size}"
         if self.env_options:
             words += f" --env_options {shlex.quote(json.dumps(self.env_options))}"
         write_result(
@@ -173,7 +175,7 @@ class Collect:
 def _versions() -> dict[str, str]:
     """Versions that the same seeds may give other episodes with."""
     found = {}
-    for package in ("gymnasium", "mujoco", "numpy", "trajectory-transformer"):
+    for package in ("gymnasium", "minigrid", "mujoco", "numpy", "trajectory-transformer"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -66,6 +66,10 @@ class Show:
             console.print(_returns(dataset))
         else:
             console.print("  no rewards were recorded: train with --tokens.rewards false")
+        if dataset.context_shape:
+            contexts = [episode.context for episode in dataset if episode.context is not None]
+            distinct = len({context.tobytes() for context in contexts})
+            console.print(f"  context of an episode: {contexts[0].dtype} {dataset.context_shape}, {distinct} different")
         console.print("  no NaNs: every value is a finite number")
         for key, value in dataset.metadata.items():
             console.print(f"  {key}: {value}", markup=False)

@@ -1,58 +1,115 @@
-"""`tt demo`: from nothing to goals reached in four rooms; only the other commands, in a row."""
+"""`tt demo`: from nothing to goals reached; only the other commands, in a row."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from trajectory_transformer.cli.collect import Collect
 from trajectory_transformer.cli.console import claim, console
 from trajectory_transformer.cli.evaluate import Evaluate
 from trajectory_transformer.cli.train import METRICS, Train
 from trajectory_transformer.config import ModelConfig, PlanConfig, TokenConfig, TrainConfig
+from trajectory_transformer.envs import FOUR_ROOMS_ID, MULTI_ROOM_ID
 from trajectory_transformer.report.page import write_report
 from trajectory_transformer.report.plots import loss_figure, routes_figure
+
+TaskName = Literal["four-rooms", "minigrid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a demonstration shows, and the settings that it takes."""
+
+    place: str  # where goals are reached, in words
+    env: str
+    policy: str | list[str]
+    demonstrations: int
+    goals: int
+    num_envs: int = 50
+    tokens: TokenConfig
+    model: ModelConfig
+    train: TrainConfig
+    search: PlanConfig
+
+
+TASKS: dict[TaskName, Task] = {
+    "four-rooms": Task(
+        place="in four rooms",
+        env=FOUR_ROOMS_ID,
+        policy="demonstrator",
+        demonstrations=4000,
+        goals=100,
+        tokens=TokenConfig(num_bins=50, discretizer="uniform", goal_dims=(0, 1), rewards=False),
+        model=ModelConfig(window=3, num_layers=2, width=64, dropout=0.0),
+        train=TrainConfig(steps=3000, batch_size=128, learning_rate=2e-3),
+        search=PlanConfig(beam_width=8, horizon=3, context=0),
+    ),
+    # Every episode has a map of its own, so there is more to learn: minutes on a GPU, the better part of a day without.
+    "minigrid": Task(
+        place="on maps never seen",
+        env=MULTI_ROOM_ID,
+        policy=["expert", "expert eps=0.2", "random share=0.1"],
+        demonstrations=60_000,
+        goals=500,
+        num_envs=500,
+        tokens=TokenConfig(num_bins=25, goal_dims=(0, 1), rewards=False),
+        model=ModelConfig(window=6, num_heads=8, width=256, dropout=0.0),
+        train=TrainConfig(steps=8000, batch_size=1024, learning_rate=1e-3, warmup_steps=500, augment="grid"),
+        search=PlanConfig(beam_width=4, horizon=3, context=3),
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Collect demonstrations, train, and reach goals in four rooms: the whole way in minutes."""
+    """Collect demonstrations, train, and reach goals: the whole way, in four rooms in minutes."""
 
     positional: ClassVar[dict[str, str]] = {}
 
+    task: TaskName = "four-rooms"
+    """Four rooms, or rooms with a new map every episode (needs the minigrid extra, and takes minutes on a GPU only)."""
     out: Path = Path("runs/demo")
     """The run folder to write; must not exist."""
     overwrite: bool = False
     """Remove that folder first if it exists."""
-    demonstrations: int = 4000
-    """Episodes to learn from."""
-    steps: int = 3000
-    """Training steps."""
-    goals: int = 100
-    """Start-goal pairs to plan for, none of them in the data."""
+    demonstrations: int | None = None
+    """Episodes to learn from; null: 4000 in four rooms, 60000 in MiniGrid."""
+    steps: int | None = None
+    """Training steps; null: 3000 in four rooms, 8000 in MiniGrid."""
+    goals: int | None = None
+    """Start-goal pairs to plan for, none of them in the data; null: 100 in four rooms, 500 in MiniGrid."""
     seed: int = 0
     """Of demonstrations, weights and batches."""
 
     def execute(self) -> None:
         """Run the commands one after the other."""
         started = time.perf_counter()
+        task = TASKS[self.task]
+        goals = task.goals if self.goals is None else self.goals
         claim(self.out, overwrite=self.overwrite)
         dataset = self.out.with_name(self.out.name + "-demonstrations.npz")
         claim(dataset, overwrite=self.overwrite)
 
         console.rule("1. demonstrations of an agent that reaches random goals, with noise")
-        demonstrations = Collect(out=str(dataset), episodes=self.demonstrations, seed=self.seed).execute()
+        demonstrations = Collect(
+            out=str(dataset),
+            env=task.env,
+            policy=task.policy,
+            episodes=task.demonstrations if self.demonstrations is None else self.demonstrations,
+            seed=self.seed,
+        ).execute()
         console.rule("2. training: the goal, then states and actions, token by token")
+        steps = task.train.steps if self.steps is None else self.steps
         Train(
             dataset=str(dataset),
             out=self.out,
-            tokens=TokenConfig(num_bins=50, discretizer="uniform", goal_dims=(0, 1), rewards=False),
-            model=ModelConfig(window=3, num_layers=2, width=64, dropout=0.0),
-            train=TrainConfig(steps=self.steps, batch_size=128, learning_rate=2e-3, seed=self.seed),
+            tokens=task.tokens,
+            model=task.model,
+            train=replace(task.train, steps=steps, seed=self.seed),
         ).execute()
-        console.rule(f"3. planning for {self.goals} random starts and goals that are not in the data")
-        search = PlanConfig(beam_width=8, horizon=3, context=0)
-        routes = Evaluate(run=str(self.out), episodes=self.goals, search=search).execute()
+        console.rule(f"3. planning for {goals} random starts and goals that are not in the data")
+        routes = Evaluate(run=str(self.out), episodes=goals, num_envs=task.num_envs, search=task.search).execute()
 
         console.rule("4. report")
         pictures = {
@@ -62,7 +119,7 @@ class Demo:
         }
         for name, figure in pictures.items():
             figure.savefig(self.out / name, dpi=150)
-        page = write_report(self.out, pictures=list(pictures))
+        page = write_report(self.out, place=task.place, pictures=list(pictures))
         console.print(f"done in {time.perf_counter() - started:.0f} s. Look at:")
         for path in (page, self.out / "routes.png", self.out / "evaluation.json"):
             console.print(f"  {path}")

@@ -1,24 +1,26 @@
 """`tt evaluate`: let a trained model plan in its environment and measure how it does."""
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from trajectory_transformer.cli.console import claim, console, device_of, metrics_table, progress_bar
+from trajectory_transformer.cli.train import TRAINING
 from trajectory_transformer.config import PlanConfig, PresetName, require
 from trajectory_transformer.data.episode import Dataset, Episode, save_npz
 from trajectory_transformer.data.scores import references_of
-from trajectory_transformer.evaluate import check_fit, env_options, episode_metrics, latency_metrics
+from trajectory_transformer.evaluate import check_fit, episode_metrics, latency_metrics
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.policies import PlanningPolicy, PlanTrace
 from trajectory_transformer.report.traces import save_traces
 from trajectory_transformer.report.video import record_video, video_writer
 from trajectory_transformer.results import write_result
-from trajectory_transformer.rollout import make_envs, rollout, space_dims
+from trajectory_transformer.rollout import context_shape, make_envs, rollout, space_dims
 from trajectory_transformer.search.beam import Objective
 from trajectory_transformer.search.objectives import discounted_return
 
@@ -34,7 +36,9 @@ class Evaluate:
     run: str | None = None
     """The run folder that `tt train` wrote."""
     env: str | None = None
-    """Gymnasium id; null: the environment the dataset came from. That one is made with the options it was made with."""
+    """Gymnasium id; null: the environment the dataset came from."""
+    env_options: dict[str, Any] | None = None
+    """Arguments for the environment's constructor; null: those that the dataset's was made with, if it is the same."""
     plan: PlanKind | None = None
     """What to plan for; null: a goal if the model has one, else return if it has rewards, else imitation."""
     episodes: int = 100
@@ -67,7 +71,7 @@ class Evaluate:
         env_id = self.env or model.metadata.get("env")
         if not isinstance(env_id, str):
             raise ValueError("the dataset of this run names no environment: give one with --env")
-        options = env_options(model, env_id)
+        options = self._env_options(model, env_id)
         kind = self.plan or _default_plan(model)
         traces: list[PlanTrace] = []
         policy = PlanningPolicy(
@@ -84,7 +88,7 @@ class Evaluate:
         started = time.perf_counter()
         envs = make_envs(env_id, min(self.num_envs, self.episodes), options)
         try:
-            check_fit(model, env_id, space_dims(envs))
+            check_fit(model, env_id, space_dims(envs), context_shape(envs))
             for path in (out, played, self.trace, self.video):
                 if path is not None:
                     claim(path)
@@ -101,7 +105,7 @@ class Evaluate:
         write_result(
             out,
             name=f"evaluate {env_id} {kind}",
-            command=self._command(env_id, kind),
+            command=self._command(env_id, kind, options),
             device=device,
             seeds=[self.seed + index for index in range(self.episodes)],
             seconds=seconds,
@@ -109,6 +113,7 @@ class Evaluate:
             details={
                 "settings": {**origin, "plan": kind, "num_envs": self.num_envs, "search": asdict(self.search)},
                 "returns": [episode.total_reward for episode in episodes],
+                **_training(Path(self.run)),
             },
         )
         written = [out, played]
@@ -116,7 +121,7 @@ class Evaluate:
             save_traces(self.trace, traces, model)
             written.append(self.trace)
         if self.video is not None:
-            record_video(self.video, env_id, policy, seed=self.seed, options=options)
+            record_video(self.video, env_id, policy, seed=self.seed, env_options=options)
             written.append(self.video)
         console.print(
             metrics_table(f"{env_id}, planning for {kind}, {self.episodes} episodes in {seconds:.0f} s", metrics)
@@ -124,11 +129,31 @@ class Evaluate:
         console.print(f"wrote {', '.join(map(str, written))}")
         return episodes
 
-    def _command(self, env_id: str, kind: str) -> str:
+    def _env_options(self, model: TrajectoryModel, env_id: str) -> dict[str, Any]:
+        if self.env_options is not None:
+            return self.env_options
+        same = env_id == model.metadata.get("env")
+        options: dict[str, Any] = json.loads(str(model.metadata.get("env_options", "{}"))) if same else {}
+        if not isinstance(options, dict):
+            raise ValueError(f"env_options in the metadata of this run must be a mapping, got {options!r}")
+        return options
+
+    def _command(self, env_id: str, kind: str, options: dict[str, Any]) -> str:
         """The words that repeat this evaluation."""
-        words = f"tt evaluate {self.run} --env {env_id} --plan {kind} --episodes {self.episodes} --seed {self.seed}"
+        words = f"tt evaluate {self.run} --env {env_id}"
+        words += f" --env_options {shlex.quote(json.dumps(options))}" if options else ""
+        words += f" --plan {kind} --episodes {self.episodes} --seed {self.seed}"
         changed = [(key, value) for key, value in asdict(self.search).items() if value != getattr(PlanConfig(), key)]
         return words + "".join(f" --search.{key} {'null' if value is None else value}" for key, value in changed)
+
+
+def _training(run: Path) -> dict[str, object]:
+    """How the run was trained: command, device and time, where they were written down."""
+    path = run / TRAINING
+    if not path.is_file():
+        return {}
+    known = json.loads(path.read_text())
+    return {"training": {name: known[name] for name in ("command", "commit", "device", "seconds", "metrics")}}
 
 
 def objective_of(kind: PlanKind, model: TrajectoryModel, config: PlanConfig) -> Objective | None:

@@ -1,6 +1,7 @@
 """`tt train`: a dataset in, a run folder out; stopped at any moment, it can be continued."""
 
 import json
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -19,12 +20,14 @@ from trajectory_transformer.cli.metrics import JsonLines, MetricsWriter, TensorB
 from trajectory_transformer.cli.shards import identity, open_or_build
 from trajectory_transformer.config import ModelConfig, PresetName, TokenConfig, TrainConfig
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.results import write_result
 from trajectory_transformer.tokens.shards import open_shards
 from trajectory_transformer.tokens.windows import tokenize
 from trajectory_transformer.training.parallel import World, joined
-from trajectory_transformer.training.train import Trainer
+from trajectory_transformer.training.train import Metrics, Trainer
 
 RUN, RESUME, METRICS, TENSORBOARD = "run.json", "resume.safetensors", "metrics.jsonl", "tensorboard"
+TRAINING = "training.json"
 
 
 class Stopped(KeyboardInterrupt):
@@ -69,7 +72,10 @@ class Train:
                 f"transitions for {trainer.total_steps:,} steps ({_place(device, world)})"
             )
             writers = _writers(run.out, trainer.step, tensorboard=self.tensorboard) if world.leads else []
-            _train(trainer, run.out, writers)
+            first, started = trainer.step, time.perf_counter()
+            last = _train(trainer, run.out, writers)
+            if world.leads and last is not None:
+                run._write_result(device, time.perf_counter() - started, trainer.step - first, last)
             console.print(f"wrote {run.out}")
         return run.out
 
@@ -123,6 +129,33 @@ class Train:
         _save(trainer, aside)
         aside.replace(self.out)
 
+    def _write_result(self, device: torch.device, seconds: float, steps: int, last: Metrics) -> None:
+        """What it took, as a result file in the run folder; a run that was continued tells of its last part."""
+        words = [
+            f"tt train {self.dataset}" if self.dataset else f"tt train --shards {self.shards}",
+            f"--out {self.out}",
+        ]
+        groups = (("tokens", self.tokens, TokenConfig()), ("model", self.model, ModelConfig()))
+        for group, values, usual in (*groups, ("train", self.train, TrainConfig())):
+            for key, value in asdict(values).items():
+                if value != getattr(usual, key):
+                    text = "null" if value is None else json.dumps(value) if not isinstance(value, str) else value
+                    words.append(f"--{group}.{key} {shlex.quote(text)}")
+        write_result(
+            self.out / TRAINING,
+            name="train",
+            command=" ".join(words),
+            device=device,
+            seeds=[self.train.seed],
+            seconds=seconds,
+            metrics={
+                "steps": steps,
+                "loss": last.loss,
+                **{f"loss_{kind}": value for kind, value in last.losses.items()},
+                "tokens_per_second": last.tokens_per_second,
+            },
+        )
+
     def _stored(self, folder: Path) -> tuple["Train", str | None]:
         """The run that was started in a folder, and what data it was made from."""
         names = ("dataset", "shards", "tokens", "model", "train")
@@ -163,15 +196,17 @@ def _writers(folder: Path, step: int, *, tensorboard: bool) -> list[MetricsWrite
     return [*writers, TensorBoard(folder / TENSORBOARD, step)] if tensorboard else writers
 
 
-def _train(trainer: Trainer, folder: Path, writers: list[MetricsWriter]) -> None:
-    """Run to the end or to Ctrl-C; either way the folder holds the last step."""
+def _train(trainer: Trainer, folder: Path, writers: list[MetricsWriter]) -> Metrics | None:
+    """Run to the end or to Ctrl-C; either way the folder holds the last step. Returns the last report."""
     started, world = time.perf_counter(), trainer.world
+    last: Metrics | None = None
     with progress_bar("loss", "speed") as bar, _interrupts() as interrupts:
         task = bar.add_task("training", total=trainer.total_steps, completed=trainer.step, loss="", speed="")
         stopping = False
         for metrics in trainer.run():
             bar.update(task, completed=trainer.step)
             if metrics is not None:
+                last = metrics
                 for writer in writers:
                     writer.write(metrics)
                 speed = f"{metrics.tokens_per_second / 1000:.3g}k tokens/s"
@@ -191,6 +226,7 @@ def _train(trainer: Trainer, folder: Path, writers: list[MetricsWriter]) -> None
         )
         raise Stopped if world.leads else SystemExit(130)
     console.print(f"trained {trainer.step} steps in {time.perf_counter() - started:.0f} s")
+    return last
 
 
 def _save(trainer: Trainer, folder: Path) -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
+ContextArray = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 Metadata = Mapping[str, str | int | float | bool | None]
 
 FORMAT = 1
@@ -27,6 +28,7 @@ class Episode:
     terminated: bool  # the task ended it; a time limit leaves this False
     goal: FloatArray | None = None  # [G], what the recorded agent was asked to reach
     outcome: Mapping[str, float] = field(default_factory=dict)  # what the environment said at the end: success, ...
+    context: ContextArray | None = None  # [C, H, W], an image-like array that holds for the whole episode: a map
 
     def __post_init__(self) -> None:
         """Check shapes and values."""
@@ -47,7 +49,12 @@ class Episode:
             raise ValueError(
                 f"an episode of {steps} actions needs rewards of shape ({steps},), got {self.rewards.shape}"
             )
-        for name in ("observations", "actions", "rewards", "goal"):
+        if self.context is not None and (self.context.ndim != 3 or self.context.dtype not in (np.uint8, np.float32)):
+            raise ValueError(
+                "a context must be uint8 or float32 numbers [channels, height, width], "
+                f"got {self.context.dtype} of shape {self.context.shape}"
+            )
+        for name in ("observations", "actions", "rewards", "goal", "context"):
             values = getattr(self, name)
             if values is not None and not np.isfinite(values).all():
                 place = ", ".join(str(index) for index in np.argwhere(~np.isfinite(values))[0])
@@ -72,6 +79,7 @@ class Dataset:
     action_categories: tuple[int, ...] = ()  # [A], how many values an action dimension has; 0 (or empty): continuous
     observation_names: tuple[str, ...] = ()  # [O]; empty: "observation 0", ...
     action_names: tuple[str, ...] = ()  # [A]; empty: "action 0", ...
+    observation_categories: tuple[int, ...] = ()  # [O], as action_categories
 
     def __post_init__(self) -> None:
         """Check that the episodes agree with each other, and fill in what was left empty."""
@@ -82,11 +90,13 @@ class Dataset:
             if _kind(episode) != first:
                 raise ValueError(f"episode {index}: every episode must have {first} as episode 0, got {_kind(episode)}")
         self._complete("action_categories", [0] * self.action_dim)
+        self._complete("observation_categories", [0] * self.observation_dim)
         self._complete("observation_names", [f"observation {index}" for index in range(self.observation_dim)])
         self._complete("action_names", [f"action {index}" for index in range(self.action_dim)])
-        if any(self.action_categories):
+        if any(self.action_categories) or any(self.observation_categories):
             for index, episode in enumerate(self.episodes):
-                _check_categories(index, episode.actions, self.action_categories)
+                _check_categories(index, "action", episode.actions, self.action_categories)
+                _check_categories(index, "observation", episode.observations, self.observation_categories)
 
     def _complete(self, name: str, default: Sequence[str | int]) -> None:
         """Fill in an empty field; a frozen dataclass lets nothing else be done to it."""
@@ -119,6 +129,12 @@ class Dataset:
         return int(self.episodes[0].actions.shape[1])
 
     @property
+    def context_shape(self) -> tuple[int, ...]:
+        """Channels, height and width of every episode's context; () where there is none."""
+        context = self.episodes[0].context
+        return () if context is None else context.shape
+
+    @property
     def has_rewards(self) -> bool:
         """Whether rewards were recorded."""
         return self.episodes[0].rewards is not None
@@ -129,17 +145,20 @@ def _kind(episode: Episode) -> str:
     rewards = "no rewards" if episode.rewards is None else "rewards"
     goal = "no goal" if episode.goal is None else f"a goal of {episode.goal.size} dimensions"
     dims = f"{episode.observations.shape[1]} observation and {episode.actions.shape[1]} action dimensions"
-    return f"{dims}, {rewards} and {goal}"
+    context = "" if episode.context is None else f", a context of shape {episode.context.shape}"
+    return f"{dims}{context}, {rewards} and {goal}"
 
 
-def _check_categories(index: int, actions: FloatArray, categories: Sequence[int]) -> None:
-    """Actions of a category are its number: 0, 1, ... below how many there are."""
+def _check_categories(index: int, what: str, rows: FloatArray, categories: Sequence[int]) -> None:
+    """Values of a category are its number: 0, 1, ... below how many there are."""
     for dim, count in enumerate(categories):
-        column = actions[:, dim]
-        wrong = (column != np.rint(column)) | (column < 0) | (column >= count) if count else np.zeros(0, np.bool_)
+        if not count:
+            continue
+        column = rows[:, dim]
+        wrong = (column != np.rint(column)) | (column < 0) | (column >= count)
         if wrong.any():
             raise ValueError(
-                f"episode {index}: action {dim} must be a whole number from 0 to {count - 1}, got {column[wrong][0]:g}"
+                f"episode {index}: {what} {dim} must be a whole number from 0 to {count - 1}, got {column[wrong][0]:g}"
             )
 
 
@@ -165,13 +184,17 @@ def save_npz(dataset: Dataset, path: Path) -> None:
         "action_categories": np.array(dataset.action_categories, dtype=np.int64),
         "observation_names": np.array(dataset.observation_names),
         "action_names": np.array(dataset.action_names),
+        "observation_categories": np.array(dataset.observation_categories, dtype=np.int64),
     }
     rewards = [episode.rewards for episode in episodes if episode.rewards is not None]
     goals = [episode.goal for episode in episodes if episode.goal is not None]
+    contexts = [episode.context for episode in episodes if episode.context is not None]
     if rewards:
         arrays["rewards"] = np.concatenate(rewards)
     if goals:
         arrays["goals"] = np.stack(goals)
+    if contexts:
+        arrays["contexts"] = np.stack(contexts)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(path.name + ".partial")
     with aside.open("wb") as file:
@@ -204,7 +227,7 @@ def load_npz(path: Path) -> Dataset:
         raise ValueError(f"{path}: outcomes and metadata must be JSON ({error})") from error
     rows = {name: len(array) if array.ndim else 0 for name, array in arrays.items()} | {"outcomes": len(outcomes)}
     needed = {"observations": num_actions + num_episodes, "actions": num_actions, "rewards": num_actions}
-    needed |= dict.fromkeys(("terminated", "goals", "outcomes"), num_episodes)
+    needed |= dict.fromkeys(("terminated", "goals", "contexts", "outcomes"), num_episodes)
     for name in needed.keys() & rows.keys():
         if rows[name] != needed[name]:
             raise ValueError(
@@ -224,6 +247,7 @@ def load_npz(path: Path) -> Dataset:
                     terminated=bool(arrays["terminated"][index]),
                     goal=arrays["goals"][index].astype(np.float32) if "goals" in arrays else None,
                     outcome=outcomes[index],
+                    context=arrays["contexts"][index] if "contexts" in arrays else None,
                 )
             episodes.append(episode)
         except ValueError as error:
@@ -235,6 +259,7 @@ def load_npz(path: Path) -> Dataset:
             tuple(arrays["action_categories"].tolist()) if "action_categories" in arrays else (),
             tuple(arrays["observation_names"].tolist()) if "observation_names" in arrays else (),
             tuple(arrays["action_names"].tolist()) if "action_names" in arrays else (),
+            tuple(arrays["observation_categories"].tolist()) if "observation_categories" in arrays else (),
         )
     except ValueError as error:
         raise ValueError(f"{path}, {error}") from error

@@ -34,7 +34,7 @@ def dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[Dimension]:
     parts = [episode_columns(episode, config) for episode in dataset]
     slots = [column for part in zip(*parts, strict=True) for column in np.concatenate(part).T]
     names = [*dataset.observation_names, *dataset.action_names, "reward", "return to go"]
-    categories = [*[0] * dataset.observation_dim, *dataset.action_categories, 0, 0]
+    categories = [*dataset.observation_categories, *dataset.action_categories, 0, 0]
     seen: dict[bytes, str] = {}
     for index, (name, column) in enumerate(zip(names, slots, strict=False)):
         counts = np.bincount(discretizer.encode(column[:, None], slice(index, index + 1)).ravel())

@@ -20,12 +20,12 @@ code { background: #f2f2f2; padding: .1rem .3rem; overflow-wrap: anywhere; } fig
 
 CAPTIONS = {
     "routes.png": "Routes of the planner to goals it was never shown, coloured from start (dark) to end (bright).",
-    "demonstrations.png": "Some of the demonstrations it learned from: an agent that reaches random goals, with noise.",
+    "demonstrations.png": "Some of the demonstrations it learned from: an agent that reaches random goals.",
     "loss.png": "Cross-entropy of the tokens it was trained on.",
 }
 
 
-def write_report(run: Path, *, pictures: Sequence[str]) -> Path:
+def write_report(run: Path, *, place: str, pictures: Sequence[str]) -> Path:
     """Write `report.html` from a run folder's result file, description and pictures."""
     result = json.loads((run / "evaluation.json").read_text())
     description = json.loads((run / "checkpoint.json").read_text())
@@ -41,7 +41,7 @@ def write_report(run: Path, *, pictures: Sequence[str]) -> Path:
         "data": description["metadata"],
     }
     body = [
-        "<h1>Goals reached in four rooms</h1>",
+        f"<h1>Goals reached {html.escape(place)}</h1>",
         f"<p><strong>{html.escape(summary)}.</strong></p>",
         "<p>A GPT was trained on demonstrations written as tokens: the state an episode ended in, put first, then "
         "states and actions in turn. To act, the goal is put first, and beam search finds the most likely "

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,22 +18,52 @@ TIME_COLORS = "viridis"
 
 
 def routes_figure(episodes: Sequence[Episode], columns: int = 4) -> Figure:
-    """Routes through four rooms, one panel each, coloured by time from start to end."""
+    """Routes to goals, one panel each, coloured by time: on the episode's own map, or else through four rooms."""
+    on_maps = episodes[0].context is not None
+    figure = _panels(episodes, columns, _draw_map if on_maps else _draw_rooms)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    return figure
+
+
+def _panels(episodes: Sequence[Episode], columns: int, draw: Callable[[Axes, Episode], None]) -> Figure:
+    """One panel for every episode: where it happened, and its route."""
     rows = -(-len(episodes) // columns)
     figure = Figure(figsize=(2.4 * columns, 2.5 * rows), layout="constrained")
     panels = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
     for panel, episode in zip(panels, episodes, strict=False):
+        draw(panel, episode)
         _draw_route(panel, episode)
     for panel in panels[len(episodes) :]:
         panel.set_axis_off()
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
-def _draw_route(panel: Axes, episode: Episode) -> None:
+def _draw_rooms(panel: Axes, episode: Episode) -> None:
+    """The four rooms, the same in every episode."""
+    del episode
     panel.add_collection(LineCollection(list(WALLS), colors="black", linewidths=2.0, capstyle="round"))
-    path = episode.observations
+    panel.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+
+
+def _draw_map(panel: Axes, episode: Episode) -> None:
+    """The map of an episode, cell by cell: its first plane holds walls, its second doors."""
+    assert episode.context is not None
+    walls, doors = episode.context[0] > 0, episode.context[1] > 0
+    panel.imshow(walls, cmap="Greys", vmin=0, vmax=1.4, interpolation="nearest")
+    rows, columns = np.nonzero(doors)
+    panel.plot(
+        columns, rows, marker="s", markersize=5, color="orange", markeredgecolor="black", linestyle="none", label="door"
+    )
+    # Rooms take up a part of the map: the same number of cells is shown of each, around its rooms.
+    rows, columns = np.nonzero(walls)
+    half = max(np.ptp(rows), np.ptp(columns)) / 2 + 1
+    middle_x, middle_y = (columns.min() + columns.max()) / 2, (rows.min() + rows.max()) / 2
+    panel.set(xlim=(middle_x - half, middle_x + half), ylim=(middle_y + half, middle_y - half))
+
+
+def _draw_route(panel: Axes, episode: Episode) -> None:
+    path = episode.observations[:, :2]
     segments = np.stack([path[:-1], path[1:]], axis=1)
     panel.add_collection(
         LineCollection(list(segments), array=np.linspace(0, 1, len(segments)), cmap=TIME_COLORS, linewidths=2.5)
@@ -51,7 +81,7 @@ def _draw_route(panel: Axes, episode: Episode) -> None:
             linestyle="none",
             label="goal",
         )
-    panel.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xticks=[], yticks=[])
+    panel.set(aspect="equal", xticks=[], yticks=[])
     reached = episode.outcome.get("success")
     if reached is not None:
         panel.set_title(f"{len(episode)} steps" if reached else "not reached", fontsize=9)

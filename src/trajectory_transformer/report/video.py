@@ -10,6 +10,7 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
 
+from trajectory_transformer.envs import make_env
 from trajectory_transformer.policies import Policy
 from trajectory_transformer.rollout import rollout
 
@@ -61,11 +62,11 @@ class _Filmed(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def record_video(
-    path: Path, env_id: str, policy: Policy, *, seed: int, options: Mapping[str, Any] | None = None
+    path: Path, env_id: str, policy: Policy, *, seed: int, env_options: Mapping[str, Any] | None = None
 ) -> None:
-    """Play one episode and film it; `options` go to the environment's constructor."""
+    """Play one episode and film it."""
     write = video_writer(path)
-    filmed = _Filmed(gymnasium.make(env_id, **{**(options or {}), "render_mode": "rgb_array"}))
+    filmed = _Filmed(make_env(env_id, render_mode="rgb_array", **(env_options or {})))
     envs = SyncVectorEnv([lambda: filmed], copy=False, autoreset_mode=AutoresetMode.DISABLED)
     rollout(envs, policy, num_episodes=1, seed=seed)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -60,14 +60,21 @@ class Plan:
 
 @torch.inference_mode()
 def likelihood_search(
-    decoder: Decoder, prompt: Tensor, *, num_tokens: int, beam_width: int, min_tokens: int = 0
+    decoder: Decoder,
+    prompt: Tensor,
+    *,
+    num_tokens: int,
+    beam_width: int,
+    min_tokens: int = 0,
+    context: Tensor | None = None,
 ) -> Plan:
     """The most likely continuations of a prompt, Algorithm 1 of the paper: prompt [E, L] -> Plan of `num_tokens` each.
 
     Every candidate is extended by every token, and the `beam_width` most likely sequences are kept, token by token.
-    The first `min_tokens` may not be stop tokens: whoever plans knows that the episode goes on.
+    The first `min_tokens` may not be stop tokens: whoever plans knows that the episode goes on. `context` [E, width]
+    is for models that read one (`GPT.encode_context`).
     """
-    decoder.begin(prompt, max_candidates=beam_width, max_new=num_tokens)
+    decoder.begin(prompt, max_candidates=beam_width, max_new=num_tokens, context=context)
     log_prob = torch.zeros(prompt.shape[0], 1, device=prompt.device)  # [E, K]
     for index in range(num_tokens):
         step = decoder.logits().log_softmax(dim=-1)  # [E, K, V + 1]
@@ -93,6 +100,7 @@ def beam_search(
     config: PlanConfig,
     noise: Noise,
     keep: Keep | None = None,
+    context: Tensor | None = None,
 ) -> Plan:
     """Search over sampled transitions: prompt [E, L] ending in a state, values [D, V] of the bins -> Plan.
 
@@ -100,6 +108,7 @@ def beam_search(
     keeps the `beam_width` that the objective likes best, and samples their next states. A candidate drawn twice is kept
     twice only where there are too few others: copies of one good start must not crowd out what pays later. Once a
     candidate has drawn a stop token the task is over for it: it earns nothing more. `keep` ranks (`keep_best`).
+    `context` [E, width] is for models that read one (`GPT.encode_context`).
     """
     keep = keep or keep_best
     envs, width, vocabulary = prompt.shape[0], config.beam_width, values.shape[1] + 1
@@ -110,7 +119,8 @@ def beam_search(
     estimate = make_estimate(config)
     stop = values.shape[1]
 
-    decoder.begin(prompt, max_candidates=crowd, max_new=config.horizon * layout.size - layout.observation_dim)
+    max_new = config.horizon * layout.size - layout.observation_dim
+    decoder.begin(prompt, max_candidates=crowd, max_new=max_new, context=context)
     parents = torch.zeros(envs, crowd, dtype=torch.long, device=prompt.device)  # all from the prompt
     siblings = (torch.arange(crowd, device=prompt.device) // config.expansion).expand(envs, -1)
     log_prob = torch.zeros(envs, 1, device=prompt.device)

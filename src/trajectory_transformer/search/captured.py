@@ -11,8 +11,8 @@ from trajectory_transformer.search.beam import Plan
 
 log = logging.getLogger(__name__)
 
-Search = Callable[[Tensor, Tensor], Plan]
-"""Prompts [E, L] and seeds of their noise [E], both on the device -> plans."""
+Search = Callable[[Tensor, Tensor, Tensor | None], Plan]
+"""Prompts [E, L], seeds of their noise [E] and what is added to their tokens [E, width], on the device -> plans."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class _Captured:
     graph: torch.cuda.CUDAGraph
     prompts: Tensor
     seeds: Tensor
+    context: Tensor | None
     plan: Plan
 
 
@@ -36,39 +37,46 @@ class CapturedSearch:
         self._refresh = refresh
         self._graphs: dict[tuple[int, int], _Captured | None] = {}
 
-    def __call__(self, prompts: Tensor, seeds: Tensor) -> Plan:
+    def __call__(self, prompts: Tensor, seeds: Tensor, context: Tensor | None = None) -> Plan:
         """Plans for prompts [E, L] on the host. They are overwritten by the next call."""
         num_envs = len(prompts)
         extra = (1 << (num_envs - 1).bit_length()) - num_envs
-        if extra:
-            prompts = torch.cat([prompts, prompts[:1].expand(extra, -1)])
-            seeds = torch.cat([seeds, seeds[:1].expand(extra)])
+        prompts, seeds = _padded(prompts, extra), _padded(seeds, extra)
+        context = None if context is None else _padded(context, extra)
         self._refresh()
         shape = (prompts.shape[0], prompts.shape[1])
         if shape not in self._graphs:
-            self._graphs[shape] = self._capture(prompts, seeds)
+            self._graphs[shape] = self._capture(prompts, seeds, context)
         captured = self._graphs[shape]
         if captured is None:
-            plan = self._search(prompts.to(self._device), seeds.to(self._device))
+            plan = self._search(prompts.to(self._device), seeds.to(self._device), context)
         else:
             captured.prompts.copy_(prompts, non_blocking=True)
             captured.seeds.copy_(seeds, non_blocking=True)
+            if captured.context is not None and context is not None:
+                captured.context.copy_(context)
             captured.graph.replay()
             plan = captured.plan
         return Plan(plan.tokens[:num_envs], plan.scores[:num_envs])
 
-    def _capture(self, prompts: Tensor, seeds: Tensor) -> _Captured | None:
+    def _capture(self, prompts: Tensor, seeds: Tensor, context: Tensor | None) -> _Captured | None:
         prompts, seeds = prompts.to(self._device), seeds.to(self._device)
+        context = None if context is None else context.clone()
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            self._search(prompts, seeds)  # what is made once (compiled kernels, buffers) must be there before
+            self._search(prompts, seeds, context)  # what is made once (compiled kernels, buffers) must be there before
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                plan = self._search(prompts, seeds)
+                plan = self._search(prompts, seeds, context)
         except RuntimeError as error:
             log.warning("planning without a CUDA graph, step by step: %s", error)
             return None
-        return _Captured(graph, prompts, seeds, plan)
+        return _Captured(graph, prompts, seeds, context, plan)
+
+
+def _padded(rows: Tensor, extra: int) -> Tensor:
+    """Rows with copies of the first behind them."""
+    return torch.cat([rows, rows[:1].expand(extra, *rows.shape[1:])]) if extra else rows

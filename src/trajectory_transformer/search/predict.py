@@ -59,7 +59,8 @@ def predict(
     noise = Noise(torch.tensor([stream_seed(seed, start)], device=device))
     sampler = Sampler(temperature)
     vocabulary = model.discretizer.num_bins + 1
-    decoder.begin(prompt, max_candidates=num_samples, max_new=horizon * layout.size)
+    encoded = model.encode_contexts(episode.context)
+    decoder.begin(prompt, max_candidates=num_samples, max_new=horizon * layout.size, context=encoded)
     decoder.select(torch.zeros(1, num_samples, dtype=torch.long, device=device))
 
     def sample(num_slots: int, *, allow_stop: bool = True) -> None:

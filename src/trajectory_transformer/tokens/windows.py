@@ -4,6 +4,7 @@ A window is W transitions from any step of an episode, the goal in front. Past t
 the stop token: trained on where the task truly ended, weightless where only the recording did.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 
@@ -27,7 +28,9 @@ def layout_of(dataset: Dataset, config: TokenConfig) -> TokenLayout:
         )
     if config.rewards and not dataset.has_rewards:
         raise ValueError("tokens.rewards needs recorded rewards, the dataset has none: set --tokens.rewards false")
-    return TokenLayout(len(config.goal_dims), dataset.observation_dim, dataset.action_dim, config.rewards)
+    return TokenLayout(
+        len(config.goal_dims), dataset.observation_dim, dataset.action_dim, config.rewards, dataset.context_shape
+    )
 
 
 def episode_columns(episode: Episode, config: TokenConfig) -> list[DoubleArray]:
@@ -49,7 +52,9 @@ def fit_discretizer(dataset: Dataset, config: TokenConfig) -> Discretizer:
     parts = [episode_columns(episode, config) for episode in dataset]
     slots = [column for part in zip(*parts, strict=True) for column in np.concatenate(part).T]
     others = len(slots) - dataset.observation_dim - dataset.action_dim
-    categories = (*[0] * dataset.observation_dim, *dataset.action_categories, *[0] * others)
+    # Observations of more kinds than there are bins are numbers: neighbours share a bin.
+    observed = [count if count <= config.num_bins else 0 for count in dataset.observation_categories]
+    categories = (*observed, *dataset.action_categories, *[0] * others)
     return Discretizer.fit(
         slots, config.num_bins, edges=config.discretizer, bin_value=config.bin_value, categories=categories
     )
@@ -65,6 +70,7 @@ class TokenizedDataset:
     num_steps: Tensor  # [N] int64, steps of each episode: each starts a window
     num_rows: Tensor  # [N] int64
     terminated: Tensor  # [N] bool
+    contexts: Tensor | None = None  # [N, C, H, W] uint8 or float32, where the model reads them
 
     # Both are asked for at every step of training, and the first would wait for the device each time.
     @cached_property
@@ -79,7 +85,8 @@ class TokenizedDataset:
 
     def to(self, device: torch.device) -> "TokenizedDataset":
         """The same dataset on another device."""
-        return TokenizedDataset(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        present = [field.name for field in fields(self) if getattr(self, field.name) is not None]
+        return TokenizedDataset(**{name: getattr(self, name).to(device) for name in present})
 
 
 def token_type(discretizer: Discretizer) -> type[np.uint8] | type[np.int16]:
@@ -90,19 +97,26 @@ def token_type(discretizer: Discretizer) -> type[np.uint8] | type[np.int16]:
 def tokenize(dataset: Dataset, discretizer: Discretizer, layout: TokenLayout, config: TokenConfig) -> TokenizedDataset:
     """Turn all episodes into token rows."""
     dtype = token_type(discretizer)
-    rows = [encode_transitions(episode, discretizer, layout, config) for episode in dataset]
-    lengths = torch.tensor([len(part) for part in rows])
-    goals = [
-        encode_goals(episode.observations[-1:, list(config.goal_dims)], discretizer, config) for episode in dataset
-    ]
+    ends = np.stack([episode.observations[-1, list(config.goal_dims)] for episode in dataset])
+    num_steps = torch.tensor([len(episode) for episode in dataset])
+    lengths = num_steps + int(config.final_observation)
+    # Many episodes at a time: the discretiser's searches cost far less in one piece.
+    chunks = [dataset.episodes[start : start + 1000] for start in range(0, len(dataset), 1000)]
+    rows = [_encode_chunk(chunk, discretizer, layout, config).astype(dtype) for chunk in chunks]
     return TokenizedDataset(
-        rows=torch.from_numpy(np.concatenate(rows).astype(dtype)),
-        goals=torch.from_numpy(np.concatenate(goals).astype(dtype)),
+        rows=torch.from_numpy(np.concatenate(rows)),
+        goals=torch.from_numpy(encode_goals(ends, discretizer, config).astype(dtype)),
         first_row=lengths.cumsum(0) - lengths,
-        num_steps=torch.tensor([len(episode) for episode in dataset]),
+        num_steps=num_steps,
         num_rows=lengths,
         terminated=torch.tensor([episode.terminated for episode in dataset]),
+        contexts=stack_contexts(dataset) if layout.context_shape else None,
     )
+
+
+def stack_contexts(dataset: Dataset) -> Tensor:
+    """What the episodes carry beside their tokens [N, C, H, W]."""
+    return torch.from_numpy(np.stack([episode.context for episode in dataset if episode.context is not None]))
 
 
 def encode_goals(
@@ -117,11 +131,21 @@ def encode_transitions(
     episode: Episode, discretizer: Discretizer, layout: TokenLayout, config: TokenConfig
 ) -> npt.NDArray[np.int64]:
     """Token rows of one episode; the row of a final state holds stop tokens after it."""
-    observations, *others = episode_columns(episode, config)
+    return _encode_chunk([episode], discretizer, layout, config)
+
+
+def _encode_chunk(
+    episodes: Sequence[Episode], discretizer: Discretizer, layout: TokenLayout, config: TokenConfig
+) -> npt.NDArray[np.int64]:
+    """Token rows of some episodes, one after the other."""
+    parts = [episode_columns(episode, config) for episode in episodes]
+    observations, *others = (np.concatenate(column) for column in zip(*parts, strict=True))
     rows = np.full((len(observations), layout.size), discretizer.stop, dtype=np.int64)
     rows[:, layout.observation] = discretizer.encode(observations, layout.observation)
     rest = slice(layout.observation_dim, layout.size)
-    rows[: len(episode), rest] = discretizer.encode(np.concatenate(others, axis=1), rest)
+    pairs = zip(parts, episodes, strict=True)
+    acted = np.concatenate([np.arange(len(columns[0])) < len(episode) for columns, episode in pairs])
+    rows[acted, rest] = discretizer.encode(np.concatenate(others, axis=1), rest)
     return rows
 
 
@@ -131,6 +155,7 @@ class Batch:
 
     tokens: Tensor  # [B, G + W * D] int64
     real: Tensor  # [B, G + W * D] bool, false where a token only fills the window up
+    contexts: Tensor | None = None  # [B, C, H, W], of the episodes that the windows come from
 
 
 def gather_windows(
@@ -157,6 +182,7 @@ def gather_windows(
     return Batch(
         tokens=torch.cat([goals, tokens.flatten(1)], dim=1),
         real=torch.cat([torch.ones_like(goals, dtype=torch.bool), real.flatten(1)], dim=1),
+        contexts=None if data.contexts is None else data.contexts[episode],
     )
 
 

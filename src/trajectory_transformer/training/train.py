@@ -11,8 +11,10 @@ from torch import Tensor
 
 from trajectory_transformer.checkpoint import read_tensors, write_tensors
 from trajectory_transformer.config import TrainConfig, require
+from trajectory_transformer.model.sampling import stream_seed
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import Batch, TokenizedDataset, batch_indices, gather_windows
+from trajectory_transformer.training.augment import grid_augment
 from trajectory_transformer.training.loss import losses_by_kind, make_loss
 from trajectory_transformer.training.optim import learning_rate, make_optimizer, total_steps, warmup_steps
 from trajectory_transformer.training.parallel import World
@@ -55,6 +57,7 @@ class Trainer:
         self._warmup = warmup_steps(config, data.num_windows)
         self._optimizer = make_optimizer(model.gpt, config)
         self._loss = make_loss(model, config)
+        self._augment = grid_augment(model) if config.augment == "grid" else None
 
     def run(self) -> Iterator[Metrics | None]:
         """Train to the end; yields after every step, so that the caller may stop or save: metrics now and then."""
@@ -101,7 +104,13 @@ class Trainer:
         index = batch_indices(self.data.num_windows, config.batch_size, seed=config.seed, step=self.step)
         index = _send(self.world.share(index), self.data.rows.device)
         batch = gather_windows(self.data, index, self.model.gpt.config.window, self.model.layout, self.model.tokens)
-        return Batch(_send(batch.tokens, self.model.device), _send(batch.real, self.model.device))
+        contexts = None if batch.contexts is None else _send(batch.contexts, self.model.device)
+        batch = Batch(_send(batch.tokens, self.model.device), _send(batch.real, self.model.device), contexts)
+        if self._augment is None:
+            return batch
+        generator = torch.Generator().manual_seed(stream_seed(config.seed, self.step))
+        uniform = self.world.share(torch.rand(config.batch_size, 4, generator=generator))
+        return self._augment(batch, _send(uniform, self.model.device))
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss to minimise, and each prediction's own."""

@@ -145,7 +145,10 @@ def test_a_fault_in_a_parquet_file_is_refused_with_its_row(tmp_path: Path, state
     [
         ("observations: [x]\n", r"columns\.yaml: columns\.actions must name at least one column"),
         ("observation: [x]\nactions: [u]\n", r"keys episode, order, observations.* got 'observation'"),
-        ("observations: [x]\nactions: [u]\ncategories: {v: 2}\n", r"must name action columns, got 'v'"),
+        (
+            "observations: [x]\nactions: [u]\ncategories: {v: 2}\n",
+            r"must name columns of actions or observations, got 'v'",
+        ),
         ("observations: [x\n", r"columns\.yaml: not valid YAML"),
     ],
 )

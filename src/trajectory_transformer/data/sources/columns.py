@@ -27,7 +27,7 @@ class ColumnNames:
     goals: tuple[str, ...] = ()
     """Columns of what the agent was asked to reach, the same in all rows of an episode."""
     categories: dict[str, int] = field(default_factory=dict)
-    """Action columns that hold category numbers from 0, and how many categories each has."""
+    """Columns of actions or states that hold category numbers from 0, and how many categories each has."""
     env: str | None = None
     """Gymnasium id of the environment, if there is one."""
 
@@ -41,9 +41,9 @@ class Columns(ColumnNames):
         for name in ("observations", "actions"):
             if not getattr(self, name):
                 raise ValueError(f"columns.{name} must name at least one column, got none")
-        strange = [name for name in self.categories if name not in self.actions]
+        strange = [name for name in self.categories if name not in (*self.observations, *self.actions)]
         if strange:
-            raise ValueError(f"columns.categories must name action columns, got {strange[0]!r}")
+            raise ValueError(f"columns.categories must name columns of actions or observations, got {strange[0]!r}")
 
     @property
     def numeric(self) -> tuple[str, ...]:

@@ -70,8 +70,8 @@ def load_hdf5(path: Path) -> Dataset:
             place=f" (rows {start + 1} to {end + 1})",
         )
         start = end + 1
-    names = (tuple(ours.get(name, ())) for name in ("observation_names", "action_names"))
-    return builder.dataset(ours.get("metadata", {}), categories, *names)
+    others = (tuple(ours.get(name, ())) for name in ("observation_names", "action_names", "observation_categories"))
+    return builder.dataset(ours.get("metadata", {}), categories, *others)
 
 
 def _read(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:

@@ -4,6 +4,7 @@ import json
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,16 @@ from gymnasium.error import Error as GymnasiumError
 from trajectory_transformer.data.episode import Dataset, Episode, FloatArray
 from trajectory_transformer.data.scores import references_of
 from trajectory_transformer.data.sources.rows import description
-from trajectory_transformer.data.spaces import Leaf, Space, flatten, leaves, split_goal, total_dim
+from trajectory_transformer.data.spaces import (
+    Leaf,
+    Space,
+    context_leaf,
+    contexts_of,
+    flatten,
+    leaves,
+    split_goal,
+    total_dim,
+)
 
 _DESCRIPTION = "trajectory_transformer"
 _PATIENCE = 3.0  # seconds in which the remote must answer at all
@@ -56,20 +66,25 @@ def load_minari(dataset_id: str) -> Dataset:
     raw = source.storage.metadata
     ours = json.loads(raw.get(_DESCRIPTION, "{}"))
     observation_parts, goal_parts = split_goal(source.observation_space)
+    context_part = context_leaf(source.observation_space)
     action_parts = leaves(source.action_space, "actions")
     outcomes = ours.get("outcomes", [])
     episodes = []
     for index, record in enumerate(source.iterate_episodes()):
         try:
             outcome = outcomes[index] if index < len(outcomes) else _outcome(record.infos)
-            episodes.append(_episode(record, observation_parts, goal_parts, action_parts, outcome))
+            episode = _episode(record, observation_parts, goal_parts, action_parts, outcome)
+            if context_part is not None:
+                episode = replace(episode, context=contexts_of(record.observations, context_part, len(episode) + 1)[0])
+            episodes.append(episode)
         except ValueError as error:
             raise ValueError(f"Minari dataset {dataset_id}, episode {index}: {error}") from error
     if not ours.get("rewards", True):
-        episodes = [Episode(e.observations, e.actions, None, e.terminated, e.goal, e.outcome) for e in episodes]
+        episodes = [replace(episode, rewards=None) for episode in episodes]
     metadata = {"minari": local_id, **_described(raw), **ours.get("metadata", {})}
     names = [name for leaf in observation_parts for name in leaf.names("observation")]
     action_names = [name for leaf in action_parts for name in leaf.names("action")]
+    observed = [count for leaf in observation_parts for count in leaf.categories]
     try:
         return Dataset(
             tuple(episodes),
@@ -77,6 +92,7 @@ def load_minari(dataset_id: str) -> Dataset:
             tuple(count for leaf in action_parts for count in leaf.categories),
             tuple(ours.get("observation_names", names)),
             tuple(ours.get("action_names", action_names)),
+            tuple(ours.get("observation_categories", observed)),
         )
     except ValueError as error:
         raise ValueError(f"Minari dataset {dataset_id}: {error}") from error
@@ -163,6 +179,8 @@ def _unreachable(endpoint: str) -> str | None:
 
 def save_minari(dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None = None) -> None:
     """Write a local Minari dataset; a goal becomes `desired_goal` of every step, missing rewards zeros."""
+    if dataset.context_shape:
+        raise ValueError(f"{dataset_id}: only .npz files hold the contexts (maps) of episodes; name one of those")
     minari = _minari()
     episode_buffer = import_module("minari.data_collector.episode_buffer").EpisodeBuffer
     env = _environment(dataset)

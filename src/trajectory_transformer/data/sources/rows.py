@@ -67,13 +67,15 @@ class EpisodeBuilder:
         categories: tuple[int, ...] = (),
         observation_names: tuple[str, ...] = (),
         action_names: tuple[str, ...] = (),
+        observation_categories: tuple[int, ...] = (),
     ) -> Dataset:
         """All episodes added."""
         counts = {
             name: count for name in ("final_states_repeated", "last_actions_dropped") if (count := getattr(self, name))
         }
+        episodes, facts = tuple(self.episodes), {**metadata, **counts}
         try:
-            return Dataset(tuple(self.episodes), {**metadata, **counts}, categories, observation_names, action_names)
+            return Dataset(episodes, facts, categories, observation_names, action_names, observation_categories)
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from error
 
@@ -94,6 +96,7 @@ def description(dataset: Dataset) -> str:
         {
             "metadata": dict(dataset.metadata),
             "action_categories": dataset.action_categories,
+            "observation_categories": dataset.observation_categories,
             "observation_names": dataset.observation_names,
             "action_names": dataset.action_names,
             "rewards": dataset.has_rewards,

@@ -73,13 +73,13 @@ def load_table(path: Path, columns: Columns | None = None) -> Dataset:
             outcome=outcomes[index] if index < len(outcomes) else None,
             place=f" (from row {rows[0] + 1})",
         )
-    categories = tuple(columns.categories.get(name, 0) for name in action_names) if columns.categories else ()
+    categories, observed = (
+        tuple(columns.categories.get(name, 0) for name in each) for each in (action_names, observation_names)
+    )
     metadata = {**({"env": columns.env} if columns.env else {}), **stored.get("metadata", {})}
-    names_of = [
-        tuple(stored.get(key, given))
-        for key, given in (("observation_names", observation_names), ("action_names", action_names))
-    ]
-    return builder.dataset(metadata, categories, *names_of)
+    observation_names = tuple(stored.get("observation_names", observation_names))
+    action_names = tuple(stored.get("action_names", action_names))
+    return builder.dataset(metadata, categories, observation_names, action_names, observed)
 
 
 def _episodes(table: Arrays, columns: Columns, count: int) -> list[npt.NDArray[np.int64]]:
@@ -295,6 +295,7 @@ def _columns_of(dataset: Dataset) -> Columns:
         names = [f"observation_{index}" for index in range(dataset.observation_dim)]
         names += [f"action_{index}" for index in range(dataset.action_dim)]
     observations, actions = names[: dataset.observation_dim], names[dataset.observation_dim :]
+    counts = (*dataset.observation_categories, *dataset.action_categories)
     goal = dataset.episodes[0].goal
     env = dataset.metadata.get("env")
     return Columns(
@@ -305,7 +306,7 @@ def _columns_of(dataset: Dataset) -> Columns:
         reward="reward" if dataset.has_rewards else None,
         terminal="terminal",
         goals=() if goal is None else tuple(f"goal_{index}" for index in range(len(goal))),
-        categories={name: count for name, count in zip(actions, dataset.action_categories, strict=True) if count},
+        categories={name: count for name, count in zip(names, counts, strict=True) if count},
         env=env if isinstance(env, str) else None,
     )
 

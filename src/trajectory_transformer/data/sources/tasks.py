@@ -46,4 +46,5 @@ def load_task(name: str) -> Dataset:
         first.action_categories,
         first.observation_names,
         first.action_names,
+        first.observation_categories,
     )

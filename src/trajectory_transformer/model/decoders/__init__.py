@@ -28,8 +28,11 @@ class Decoder(Protocol):
     tokens: Tensor
     """Tokens added so far [E, K, n]."""
 
-    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int) -> None:
-        """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates."""
+    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int, context: Tensor | None = None) -> None:
+        """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates.
+
+        `context` [E, width] is what `GPT.encode_context` made of each environment's, for models that read one.
+        """
 
     def logits(self) -> Tensor:
         """Logits of every candidate's next token [E, K, V + 1]; may be asked for once per token."""

@@ -24,9 +24,12 @@ class CachedDecoder(StepwiseDecoder):
         self._shared = 0  # of these, the first ones that all candidates have in common
         self._ahead: Tensor | None = None  # logits that nobody has asked for yet [E, K, V + 1]
 
-    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int) -> None:
-        """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates."""
-        super().begin(prompt, max_candidates=max_candidates, max_new=max_new)
+    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int, context: Tensor | None = None) -> None:
+        """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates.
+
+        `context` [E, width] is what `GPT.encode_context` made of each environment's, for models that read one.
+        """
+        super().begin(prompt, max_candidates=max_candidates, max_new=max_new, context=context)
         max_own = min(max_new, self.gpt.layout.length(self.window))
         self._check_memory(len(prompt) * max_candidates, max_own)
         self._cache = self.gpt.make_cache(num_envs=len(prompt), max_candidates=max_candidates, max_own=max_own)
@@ -46,7 +49,8 @@ class CachedDecoder(StepwiseDecoder):
             # Positions restart after a crop, so nothing read before still holds.
             self._cropped = cropped
             return self._read_anew(prompt, own, self._cache)
-        logits = self.gpt.extend(own[:, :, self._read :], prompt.shape[1] + self._read, self._cache, self._linear)
+        start = prompt.shape[1] + self._read
+        logits = self.gpt.extend(own[:, :, self._read :], start, self._cache, self._linear, self.context)
         self._read = own.shape[2]
         return logits
 
@@ -85,7 +89,7 @@ class CachedDecoder(StepwiseDecoder):
         self._read, self._shared = own.shape[2], _common_prefix(own)
         prompt, own = torch.cat([prompt, own[:, 0, : self._shared]], dim=1), own[:, :, self._shared :]
         levels, rows = _branches(own, self._joints(prompt.shape[1], own.shape[2]))
-        logits = self.gpt.read_tree(prompt, levels, cache, self._linear)
+        logits = self.gpt.read_tree(prompt, levels, cache, self._linear, self.context)
         cache.select(rows)
         return logits.gather(1, rows[..., None].expand(-1, -1, logits.shape[-1]))
 

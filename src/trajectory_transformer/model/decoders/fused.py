@@ -74,9 +74,13 @@ class FusedDecoder(StepwiseDecoder):
         """See weights that have changed since; a captured search calls this before it is replayed."""
         self._weights.refresh()
 
-    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int) -> None:
-        """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates."""
-        super().begin(prompt, max_candidates=max_candidates, max_new=max_new)
+    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int, context: Tensor | None = None) -> None:
+        """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates.
+
+        `context` [E, width] is what `GPT.encode_context` made of each environment's, for models that read one.
+        """
+        context = None if context is None else context.float().contiguous()
+        super().begin(prompt, max_candidates=max_candidates, max_new=max_new, context=context)
         self.refresh()
         self._reset()
         config = self.gpt.config
@@ -208,7 +212,8 @@ class FusedDecoder(StepwiseDecoder):
         """Fill the prompt's part with tokens [E, 1 or K, L] in one pass of the model."""
         envs, rows, length = tokens.shape
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            keys, values = self.gpt.read(tokens.flatten(0, 1))
+            context = None if self.context is None else self.context.repeat_interleave(rows, dim=0)
+            keys, values = self.gpt.read(tokens.flatten(0, 1), context)
         self._prompt_keys = pack_tiles(keys.to(self.dtype), transposed=False)
         self._prompt_values = pack_tiles(values.to(self.dtype), transposed=True)
         self._prompt_columns = keys.shape[3]
@@ -281,7 +286,7 @@ class FusedDecoder(StepwiseDecoder):
             position_embedding=gpt.position_embedding.data_ptr(),
             offsets=gpt.offsets.data_ptr(),
             readable=self._readable_mask.data_ptr(),
-            context=None,
+            context=None if self.context is None else self.context.data_ptr(),
             weights=self._weights.matrices.data_ptr(),
             vectors=self._weights.vectors.data_ptr(),
             heads=self._weights.heads.data_ptr(),

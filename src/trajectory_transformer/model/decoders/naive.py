@@ -15,5 +15,6 @@ class NaiveDecoder(StepwiseDecoder):
         prompt, own = self.visible(self.num_cropped())
         shared = prompt[:, None].expand(-1, own.shape[1], -1)
         rows = torch.cat([shared, own], dim=2).flatten(0, 1)
-        last: Tensor = self.gpt(rows)[:, -1]
+        context = None if self.context is None else self.context.repeat_interleave(own.shape[1], dim=0)
+        last: Tensor = self.gpt(rows, context)[:, -1]
         return last.view(*own.shape[:2], -1)

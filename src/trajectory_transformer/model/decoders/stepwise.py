@@ -49,18 +49,23 @@ class StepwiseDecoder(ABC):
                 f"got {self.window}"
             )
         self.prompt = torch.empty(0, 0, dtype=torch.long)  # [E, L]
+        self.context: Tensor | None = None  # [E, width]
         self.tokens = torch.empty(0, 0, 0, dtype=torch.long)  # [E, K, n], added so far
 
-    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int) -> None:
-        """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates."""
+    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int, context: Tensor | None = None) -> None:
+        """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates.
+
+        `context` [E, width] is what `GPT.encode_context` made of each environment's, for models that read one.
+        """
         del max_candidates
         layout = self.gpt.layout
+        assert (context is None) == (self.gpt.context_encoder is None), "a context is given where the model reads one"
         if self.window == 1 and not layout.goal_dim and prompt.shape[1] + max_new > layout.size:
             raise ValueError(
                 "search.window must be at least 2 to plan more than one transition without a goal (where the second "
                 "begins, the first has slid out), got 1"
             )
-        self.prompt = prompt
+        self.prompt, self.context = prompt, context
         self.tokens = prompt.new_empty(prompt.shape[0], 1, 0)
 
     @abstractmethod
