@@ -12,7 +12,7 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,6 +115,13 @@ def phase_shares(gpt: GPT, config: PlanConfig, device: torch.device) -> dict[str
     }
 
 
+def distance_from_line(cost: Mapping[int, float]) -> float:
+    """How far costs by horizon lie from the straight line that fits them best, at most, as a share of the line."""
+    horizons, costs = np.array(list(cost)), np.array(list(cost.values()))
+    line = np.polyval(np.polyfit(horizons, costs, 1), horizons)
+    return float(np.abs(costs / line - 1).max())
+
+
 def main() -> None:
     """Measure and write the result file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -164,6 +171,8 @@ def main() -> None:
         metrics |= {f"cached_ms_horizon_{horizon}{suffix}": 1000 * cost[horizon] for horizon in horizons}
         metrics[f"cost_per_step_20_over_5{suffix}"] = cost[20] / 20 / (cost[5] / 5)
         metrics[f"cost_per_token_20_over_5{suffix}"] = cost[20] / num_planned(20) / (cost[5] / num_planned(5))
+        if len(horizons) > 2:
+            metrics[f"distance_from_line{suffix}"] = distance_from_line(cost)
         shown = ", ".join(f"{h}: {1000 * cost[h] / h:.1f} ({1000 * cost[h] / num_planned(h):.2f})" for h in horizons)
         print(f"ms per planned transition (token) by horizon{suffix or ', nothing slides'}: {shown}")
     if options.out is not None:

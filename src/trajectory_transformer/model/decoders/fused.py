@@ -1,8 +1,4 @@
-"""Whole runs of slots in one kernel: for GPUs, where launching many small ones costs more than the work itself.
-
-Keys and values are never moved once a transition is complete: each candidate has a list of ancestors, the rows it
-continues in every earlier segment, and a selection only picks from those lists.
-"""
+"""Whole runs of slots in one kernel: for GPUs, where launching many small ones costs more than the work itself."""
 
 import functools
 
@@ -13,14 +9,14 @@ from trajectory_transformer.model.decoders.kernels import (
     MAX_CANDIDATES,
     MAX_SEGMENTS,
     RANKS,
-    ArrangeArguments,
     KeepArguments,
     Kernels,
     RunArguments,
     Sizes,
     cuda_kernels,
 )
-from trajectory_transformer.model.decoders.packed import TILE, PackedWeights, pack_tiles
+from trajectory_transformer.model.decoders.packed import PackedWeights
+from trajectory_transformer.model.decoders.segments import Segments
 from trajectory_transformer.model.decoders.stepwise import Extension, Run, StepwiseDecoder
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.model.sampling import Percentile, Sampler, expected_value, sampled_value
@@ -44,29 +40,17 @@ class FusedDecoder(StepwiseDecoder):
         self._kernels = kernels or cuda_kernels(sizes_of(gpt, bf16=bf16), self.device)
         self._weights = PackedWeights(gpt, self.dtype)
         layout = gpt.layout
-        self._capacity = layout.size - layout.rewards  # readable tokens of one transition
-        self._tiles = -(-self._capacity // TILE)
-        positions = range(gpt.max_tokens)
-        readable = [not layout.is_value(position) for position in positions]
-        self._readable = readable
-        self._readable_mask = torch.tensor(readable, dtype=torch.uint8, device=self.device)
+        self._segments = Segments(
+            self._kernels,
+            layers=gpt.config.num_layers,
+            width=gpt.config.width,
+            capacity=layout.size - layout.rewards,  # nothing reads a value
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._readable = [not layout.is_value(position) for position in range(gpt.max_tokens)]
+        self._readable_mask = torch.tensor(self._readable, dtype=torch.uint8, device=self.device)
         self.rows_per_block: int | None = None  # None: chosen by how many candidates there are
-        # Keys and values [places, 2, layers, rows, tiles * width * 16]. One for each size of search, and for good: a
-        # captured search goes on using its own.
-        self._pool = torch.empty(0)
-        self._pools: dict[tuple[int, ...], Tensor] = {}
-        self._reset()
-
-    def _reset(self) -> None:
-        """Forget all that was read."""
-        self._prompt_keys = self._prompt_values = torch.empty(0)
-        self._prompt_columns = 0
-        self._ancestors = torch.empty(0)  # [E, K, MAX_SEGMENTS], absolute rows
-        # In which order candidates are worked on, and each one's place in it [E, K]: families side by side.
-        self._order = self._places = torch.empty(0)
-        self._segments: list[int] = []  # places of the committed ones
-        self._current = 0
-        self._columns = 0  # of the current segment
         self._position = -1  # visible tokens read; -1 before the first reading
         self._cropped = 0
 
@@ -81,22 +65,16 @@ class FusedDecoder(StepwiseDecoder):
         """
         context = None if context is None else context.float().contiguous()
         super().begin(prompt, max_candidates=max_candidates, max_new=max_new, context=context)
-        self.refresh()
-        self._reset()
-        config = self.gpt.config
-        places = min(max_new // self.gpt.layout.size + 2, self.window + 1) + 2
-        rows = prompt.shape[0] * max_candidates
         if max_candidates > MAX_CANDIDATES:
             raise ValueError(
                 f"the fused decoder takes at most {MAX_CANDIDATES} candidates (search.beam_width x search.expansion), "
                 f"got {max_candidates}: use search.decoder cached"
             )
-        shape = (places, 2, config.num_layers, rows, self._tiles * config.width * TILE)
-        if shape not in self._pools:
-            self._check_memory(places, rows)
-            # Zeros: a tile is multiplied as a whole, and what no token has filled must not be infinite.
-            self._pools[shape] = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        self._pool = self._pools[shape]
+        self.refresh()
+        # Besides complete segments, the one being written and one to copy it to.
+        places = min(max_new // self.gpt.layout.size + 2, self.window + 1) + 2
+        self._segments.begin(rows=prompt.shape[0] * max_candidates, places=places)
+        self._position, self._cropped = -1, 0
 
     @torch.no_grad()
     def logits(self) -> Tensor:
@@ -130,17 +108,8 @@ class FusedDecoder(StepwiseDecoder):
         """Replace the candidates by copies of themselves: parents [E, K']."""
         rows = parents + _first_rows(*self.tokens.shape[:2], self.device)
         self.tokens = self.tokens.flatten(0, 1)[rows]
-        if self._position < 0:
-            return
-        self._arrange(parents)
-        self._ancestors = self._ancestors.flatten(0, 1)[rows]
-        if self._columns == self._capacity:
-            self._commit(rows)
-        elif self._columns:
-            place = self._free_place()
-            moved = self._pool[place].flatten(0, 1)[:, : rows.numel()]
-            torch.index_select(self._pool[self._current].flatten(0, 1), 1, rows.flatten(), out=moved)
-            self._current = place
+        if self._position >= 0:
+            self._segments.select(parents, rows)
 
     def keep(self, scores: Tensor, identity: Tensor, width: int, *, distinct: bool) -> Tensor:
         """Numbers of the best candidates, best first, as `keep_best` of the search has it, in one kernel."""
@@ -158,31 +127,6 @@ class FusedDecoder(StepwiseDecoder):
         self._kernels.keep(arguments, envs)
         return kept
 
-    def _arrange(self, parents: Tensor) -> None:
-        """Deal out candidates by family: parents [E, K']."""
-        envs, candidates = parents.shape
-        before, parents = self._places, parents.contiguous()
-        self._order, self._places = torch.empty(2, envs, candidates, dtype=torch.int32, device=self.device).unbind()
-        arguments = ArrangeArguments(
-            parents=parents.data_ptr(),
-            places=before.data_ptr(),
-            order=self._order.data_ptr(),
-            new_places=self._places.data_ptr(),
-            candidates=candidates,
-            candidates_before=before.shape[1],
-        )
-        self._kernels.arrange(arguments, envs)
-
-    def _commit(self, rows: Tensor) -> None:
-        """Close the current segment, of which every candidate continues a row: rows [E, K]."""
-        self._segments.append(self._current)
-        self._ancestors[:, :, len(self._segments)] = rows
-        self._current, self._columns = self._free_place(), 0
-
-    def _free_place(self) -> int:
-        used = {*self._segments, self._current}
-        return next(place for place in range(len(self._pool)) if place not in used)
-
     def _catch_up(self) -> None:
         """Read what must be read before the next slot: everything visible where the window has slid."""
         cropped = self.num_cropped()
@@ -196,17 +140,14 @@ class FusedDecoder(StepwiseDecoder):
             else:
                 self._read_anew(prompt[:, None, :-1])
         num_unread = self._num_visible() - self._position
-        while self._columns_of(num_unread) > self._room():
+        while self._columns_of(num_unread) > self._segments.room:
             # The segment is full, or will be: then tokens were appended without asking for logits.
-            count = next(n for n in range(num_unread, -1, -1) if self._columns_of(n) <= self._room())
+            count = next(n for n in range(num_unread, -1, -1) if self._columns_of(n) <= self._segments.room)
             if count:
                 self._launch(0, num_given=count + 1)
                 num_unread -= count
-            self._commit_as_they_are()
-
-    def _commit_as_they_are(self) -> None:
-        envs, candidates, _ = self.tokens.shape
-        self._commit(torch.arange(envs * candidates, device=self.device).view(envs, candidates))
+            envs, candidates, _ = self.tokens.shape
+            self._segments.complete(torch.arange(envs * candidates, device=self.device).view(envs, candidates))
 
     def _read_anew(self, tokens: Tensor) -> None:
         """Fill the prompt's part with tokens [E, 1 or K, L] in one pass of the model."""
@@ -214,23 +155,11 @@ class FusedDecoder(StepwiseDecoder):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             context = None if self.context is None else self.context.repeat_interleave(rows, dim=0)
             keys, values = self.gpt.read(tokens.flatten(0, 1), context)
-        self._prompt_keys = pack_tiles(keys.to(self.dtype), transposed=False)
-        self._prompt_values = pack_tiles(values.to(self.dtype), transposed=True)
-        self._prompt_columns = keys.shape[3]
-        candidates = self.tokens.shape[1]
-        first = torch.arange(envs, device=self.device, dtype=torch.int32)[:, None] * rows
-        own = torch.arange(candidates, device=self.device, dtype=torch.int32) if rows > 1 else 0
-        self._ancestors = torch.zeros(envs, candidates, MAX_SEGMENTS, dtype=torch.int32, device=self.device)
-        self._ancestors[:, :, 0] = first + own
-        self._segments, self._columns, self._position = [], 0, length
-        as_they_are = torch.arange(candidates, dtype=torch.int32, device=self.device)
-        self._order = self._places = as_they_are.expand(envs, -1).contiguous()
+        self._segments.restart(keys, values, envs=envs, candidates=self.tokens.shape[1])
+        self._position = length
 
-    def _num_visible(self, num_more: int = 0) -> int:
-        return self.prompt.shape[1] - self._cropped + self.tokens.shape[2] + num_more
-
-    def _room(self) -> int:
-        return self._capacity - self._columns
+    def _num_visible(self) -> int:
+        return self.prompt.shape[1] - self._cropped + self.tokens.shape[2]
 
     def _columns_of(self, num_tokens: int) -> int:
         """Columns that the next unread tokens take."""
@@ -243,7 +172,7 @@ class FusedDecoder(StepwiseDecoder):
         while (
             count < wanted
             and self.num_cropped(count) == self._cropped
-            and self._columns_of(num_unread + count) <= self._room()
+            and self._columns_of(num_unread + count) <= self._segments.room
         ):
             count += 1
         return count
@@ -273,14 +202,13 @@ class FusedDecoder(StepwiseDecoder):
     ) -> None:
         """Read the unread tokens, of these `num_given - 1` before the first slot, and draw or return logits."""
         envs, candidates, _ = self.tokens.shape
-        gpt, layout, pool = self.gpt, self.gpt.layout, self._pool
+        gpt, layout, segments = self.gpt, self.gpt.layout, self._segments
         given = self._unread()[..., :num_given].contiguous()
         values = None if run is None or run.values is None else run.values[first : first + num_slots].contiguous()
         sampler = Sampler() if run is None else run.sampler
         group = self._group(envs * candidates)
         groups = -(-candidates // group)
         predicted = self._position + given.shape[2]  # position of the first slot to draw
-        layer_numbers = pool.shape[3] * pool.shape[4]
         arguments = RunArguments(
             token_embedding=gpt.token_embedding.weight.data_ptr(),
             position_embedding=gpt.position_embedding.data_ptr(),
@@ -291,12 +219,6 @@ class FusedDecoder(StepwiseDecoder):
             vectors=self._weights.vectors.data_ptr(),
             heads=self._weights.heads.data_ptr(),
             given=given.data_ptr(),
-            order=self._order.data_ptr(),
-            ancestors=self._ancestors.data_ptr(),
-            prompt_keys=self._prompt_keys.data_ptr(),
-            prompt_values=self._prompt_values.data_ptr(),
-            keys=pool.data_ptr(),
-            values=pool[0, 1].data_ptr(),
             noise=None if run is None or run.noise is None else run.noise.keys.data_ptr(),
             worths=None if values is None else values.data_ptr(),
             tokens=None if tokens is None else tokens.data_ptr(),
@@ -304,16 +226,6 @@ class FusedDecoder(StepwiseDecoder):
             worth=None if worth is None else worth.data_ptr(),
             logits=None if logits is None else logits.data_ptr(),
             stop_embedding=gpt.token_embedding.num_embeddings - 1,
-            prompt_stride=self._prompt_keys[0].numel(),
-            layer_stride=layer_numbers,
-            segment_stride=2 * pool.shape[2] * layer_numbers,
-            depth=len(self._segments),
-            current=self._current,
-            prompt_tiles=self._prompt_keys.shape[2],
-            prompt_columns=self._prompt_columns,
-            tiles=self._tiles,
-            capacity=self._capacity,
-            columns=self._columns,
             candidates=candidates,
             group=group,
             groups=groups,
@@ -331,11 +243,16 @@ class FusedDecoder(StepwiseDecoder):
             dropped=-1.0 if sampler.nucleus is None or sampler.nucleus >= 1.0 else 1.0 - sampler.nucleus,
             share=run.estimate.share if run is not None and isinstance(run.estimate, Percentile) else 0.0,
         )
-        arguments.segments[1 : 1 + len(self._segments)] = self._segments
-        max_tiles = group * (self._prompt_keys.shape[2] + (len(self._segments) + 1) * self._tiles)
+        segments.describe_to(arguments)
+        max_tiles = segments.max_tiles(group)
+        if max_tiles > self._kernels.max_tiles:
+            raise ValueError(
+                f"the fused decoder reads at most {self._kernels.max_tiles} pieces of context at once, this search "
+                f"needs {max_tiles}: lower search.window or use search.decoder cached"
+            )
         self._kernels.extend(arguments, envs * groups, max_tiles)
         num_read = given.shape[2] - 1 + num_slots
-        self._columns += self._columns_of(num_read)
+        segments.columns += self._columns_of(num_read)
         self._position += num_read
 
     def _unread(self) -> Tensor:
@@ -354,19 +271,6 @@ class FusedDecoder(StepwiseDecoder):
             return self.rows_per_block
         at_once = self._kernels.multiprocessors // (RANKS if self.dtype == torch.bfloat16 else 1)
         return min(-(-rows // at_once), MAX_ROWS)
-
-    def _check_memory(self, places: int, rows: int) -> None:
-        """Refuse a search that would not fit, before it is half done."""
-        if self.device.type != "cuda":
-            return
-        config = self.gpt.config
-        needed = places * 2 * config.num_layers * rows * self._tiles * config.width * TILE * self.dtype.itemsize
-        free = torch.cuda.mem_get_info(self.device)[0]
-        if needed > free:
-            raise ValueError(
-                f"a search with {rows} candidates needs {needed / 2**30:.1f} GiB for keys and values, "
-                f"{free / 2**30:.1f} GiB are free: lower search.beam_width, search.expansion or --num_envs"
-            )
 
 
 @functools.cache

@@ -90,6 +90,10 @@ class Kernels(Protocol):
     multiprocessors: int
     """Blocks that run at the same time."""
 
+    @property
+    def max_tiles(self) -> int:
+        """Tiles that a block's list may hold."""
+
     def extend(self, arguments: RunArguments, blocks: int, max_tiles: int) -> None:
         """Launch `extend` for so many groups of candidates, each with room for so many tiles."""
 
@@ -199,9 +203,13 @@ class HostKernels:
             raise RuntimeError(f"the kernels do not compile: {done.stderr}")
         self._library = ctypes.CDLL(str(library))
         self.tile_bytes = ctypes.c_int.in_dll(self._library, "tile_bytes").value
-        self.max_tiles = 10_000
         self.multiprocessors = 4
         assert ctypes.c_int.in_dll(self._library, "run_bytes").value == ctypes.sizeof(RunArguments)
+
+    @property
+    def max_tiles(self) -> int:
+        """Tiles that a block's list may hold."""
+        return 10_000
 
     def extend(self, arguments: RunArguments, blocks: int, max_tiles: int) -> None:
         """Run `extend`."""
