@@ -58,7 +58,7 @@ class PlainEngine:
     def backward(self, loss: Tensor) -> None:
         """Gradients of the whole batch's loss."""
         for parameter, grad in zip(self._parameters, torch.autograd.grad(loss, self._parameters), strict=True):
-            parameter.grad = grad
+            parameter.grad = grad.contiguous()  # as the parameter is
         self._world.average_gradients(self._parameters)
 
     def update(self) -> Tensor:

@@ -35,6 +35,17 @@ def _kept(seed, rows, columns, threshold):
 
 
 @triton.jit
+def _below(x):
+    """The normal distribution's mass below x and its density at x; the mass to 1e-7 (Abramowitz and Stegun, 7.1.26)."""
+    density = tl.exp2(x * x * -0.7213475204444817)
+    part = 1.0 / (1.0 + 0.23164190 * tl.abs(x))
+    tail = 0.7107068705 + part * (-0.7265760135 + part * 0.5307027145)
+    tail = part * (0.127414796 + part * (-0.142248368 + part * tail))
+    tail = tail * density
+    return tl.where(x >= 0, 1.0 - tail, tail), density * 0.3989422804014327
+
+
+@triton.jit
 def _attention_forward(
     qkv, readable, seeds, out, weight, index, length, scale, threshold, scale_kept,
     heads: tl.constexpr, dim: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr, drops: tl.constexpr,
@@ -203,9 +214,10 @@ def _add_norm_backward(
     columns = tl.arange(0, width)
     scale = tl.load(gain + columns)[None, :]
     seed = tl.load(seeds + index)
-    grad_gain = tl.zeros([width], tl.float32)
-    grad_shift = tl.zeros([width], tl.float32)
-    grad_bias = tl.zeros([width], tl.float32)
+    # Added up over rows at the end alone: until then each thread keeps its own.
+    grad_gain = tl.zeros([block_rows, width], tl.float32)
+    grad_shift = tl.zeros([block_rows, width], tl.float32)
+    grad_bias = tl.zeros([block_rows, width], tl.float32)
     for start in range(tl.program_id(0) * block_rows, num_rows, tl.num_programs(0) * block_rows):
         rows = start + tl.arange(0, block_rows)
         inside = (rows < num_rows)[:, None]
@@ -216,20 +228,20 @@ def _add_norm_backward(
         x = x - (tl.sum(x, 1) / width)[:, None]
         spread = tl.rsqrt(tl.sum(x * x, 1) / width + 1e-5)[:, None]
         x = x * spread
-        grad_gain += tl.sum(given * x, 0)
-        grad_shift += tl.sum(given, 0)
+        grad_gain += given * x
+        grad_shift += given
         given = given * scale
         inner = (tl.sum(given * x, 1) / width)[:, None]
         grad = (given - (tl.sum(given, 1) / width)[:, None] - x * inner) * spread + past
         tl.store(grad_x + place, grad.to(grad_x.dtype.element_ty), mask=inside)
         if drops:
             grad = tl.where(_kept(seed, rows[:, None], columns[None, :], threshold), grad * scale_kept, 0.0)
-        grad_bias += tl.sum(grad, 0)
+        grad_bias += grad
         tl.store(grad_branch + place, grad.to(grad_branch.dtype.element_ty), mask=inside)
     target = sums + tl.program_id(0) * 3 * width + columns
-    tl.store(target, grad_gain)
-    tl.store(target + width, grad_shift)
-    tl.store(target + 2 * width, grad_bias)
+    tl.store(target, tl.sum(grad_gain, 0))
+    tl.store(target + width, tl.sum(grad_shift, 0))
+    tl.store(target + 2 * width, tl.sum(grad_bias, 0))
 
 
 @triton.jit
@@ -248,8 +260,8 @@ def _gelu_forward(
     place = rows[:, None].to(tl.int64) * num_columns + columns[None, :]
     tl.store(before + place, hidden, mask=inside)
     hidden = hidden.to(tl.float32)
-    active = 0.5 * hidden * (1.0 + tl.erf(hidden * 0.7071067811865476))
-    tl.store(after + place, active.to(left.dtype), mask=inside)
+    mass, _ = _below(hidden)
+    tl.store(after + place, (hidden * mass).to(left.dtype), mask=inside)
 
 
 @triton.jit
@@ -267,18 +279,18 @@ def _gelu_backward(
     given = tl.dot(left, right, input_precision="ieee")
     place = rows[:, None].to(tl.int64) * num_columns + columns[None, :]
     hidden = tl.load(before + place, mask=inside, other=0.0).to(tl.float32)
-    slope = 0.5 * (1.0 + tl.erf(hidden * 0.7071067811865476))
-    slope += hidden * tl.exp2(hidden * hidden * -0.7213475204444817) * 0.3989422804014327
-    given = given * slope
+    mass, density = _below(hidden)
+    given = given * (mass + hidden * density)
     tl.store(grad_before + place, given.to(left.dtype), mask=inside)
     tl.store(sums + tl.program_id(1) * num_columns + columns, tl.sum(given, 0))
 
 
 # Block sizes (rows, columns, warps), the fastest of those tried on an H200 at width 128, 4 heads, 160 tokens.
-_FORWARD, _ROWS, _COLUMNS = (32, 32, 2), (32, 32, 2), (32, 64, 4)
-_ADD_NORM = (64, 64, 4)
+_FORWARD, _ROWS, _COLUMNS = (32, 32, 1), (32, 32, 2), (32, 64, 4)
+_ADD_NORM = (64, 64, 8)
 _ADD_NORM_BACKWARD = (16, 4, 640)  # rows, warps, programs
-_GELU, _GELU_BACKWARD = (128, 128, 8), (128, 128, 8)
+_GELU = (64, 64, 4)
+_GELU_BACKWARD = (64, 64, 4)
 
 
 def _dropping(dropout: float) -> tuple[int, float]:

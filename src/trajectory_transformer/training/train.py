@@ -1,7 +1,7 @@
 """Teacher forcing: predict every token from those before it. A run is a function of data, config and seed."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +64,10 @@ class Trainer:
             self._engine = FastEngine(model, self._optimizer, config)
         else:
             self._engine = PlainEngine(model, self._optimizer, config, self.world)
+        self._gather: Callable[[Tensor], Batch] = self._windows
+        if recorded and compiled:
+            assert len(data.end_window) == len(data.num_steps)  # known before anything is compiled
+            self._gather = torch.compile(self._windows, dynamic=False)
         self._take_step = RecordedStep(self.compute) if recorded else self.compute
 
     def run(self) -> Iterator[Metrics | None]:
@@ -117,8 +121,11 @@ class Trainer:
 
     def batch(self, index: Tensor) -> Batch:
         """The windows of these numbers [B], on the model's device."""
-        batch = gather_windows(self.data, index, self.model.gpt.config.window, self.model.layout, self.model.tokens)
+        batch = self._gather(index)
         return Batch(_send(batch.tokens, self.model.device), _send(batch.real, self.model.device))
+
+    def _windows(self, index: Tensor) -> Batch:
+        return gather_windows(self.data, index, self.model.gpt.config.window, self.model.layout, self.model.tokens)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss to minimise, and each prediction's own."""
