@@ -12,7 +12,8 @@ On a GPU every phase is held against its roofline: `*_gflop` of matrix products 
 product and each attention reads its inputs and writes its results once, in bfloat16, and all else happens on the way;
 `*_floor_ms` is the time that the machine's measured ceilings (--tflops, --tbs) allow for it. `--curves N` trains N
 steps in float32, uncompiled, and with the default settings, on data that can be learnt, with three seeds each:
-`loss_gap` is the mean difference of their last losses, `loss_seed_spread` the spread between seeds.
+`loss_gap_auto` is the mean difference of their last losses, `loss_gap_float32_redrawn` that of float32 with other
+dropout, `loss_seed_spread` the spread between seeds.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from torch import Tensor
 from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.episode import Dataset, Episode
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.results import write_result
+from trajectory_transformer.results import summarize, write_result
 from trajectory_transformer.tokens.windows import Batch, tokenize
 from trajectory_transformer.training.train import Trainer
 
@@ -187,17 +188,27 @@ def work_of(model: TrajectoryModel, batch_size: int) -> dict[str, tuple[float, f
     }
 
 
+class Redrawn(Trainer):
+    """The same run with other dropout."""
+
+    def _prepare_step(self) -> float:
+        rate = super()._prepare_step()
+        torch.manual_seed(torch.initial_seed() + 1)
+        return rate
+
+
 def curves(device: torch.device, config: TrainConfig, model_config: ModelConfig) -> dict[str, list[list[float]]]:
     """Losses of every step in float32 and with a config's settings: for each, one list a seed."""
     dataset, tokens = learnable_dataset(), TokenConfig()
     plain = replace(config, precision="float32", compile=False)
-    found: dict[str, list[list[float]]] = {"float32": [], "auto": []}
+    found: dict[str, list[list[float]]] = {"float32": [], "float32_redrawn": [], "auto": []}
     for seed in range(3):
-        for name, train in (("float32", plain), ("auto", config)):
+        for name, train in (("float32", plain), ("float32_redrawn", plain), ("auto", config)):
             model = TrajectoryModel.create(dataset, tokens, model_config, seed=seed)
             data = tokenize(dataset, model.discretizer, model.layout, tokens).to(device)
             model.gpt.to(device)
-            trainer = Trainer(model, data, replace(train, seed=seed, log_every=1))
+            kind = Redrawn if name == "float32_redrawn" else Trainer
+            trainer = kind(model, data, replace(train, seed=seed, log_every=1))
             found[name].append([metrics.loss for metrics in trainer.run() if metrics is not None])
     return found
 
@@ -205,15 +216,10 @@ def curves(device: torch.device, config: TrainConfig, model_config: ModelConfig)
 def curve_metrics(found: dict[str, list[list[float]]]) -> dict[str, float]:
     """Last losses (mean of the last tenth), how far apart the settings are, and how far the seeds."""
     last = {name: np.array([np.mean(losses[-len(losses) // 10 :]) for losses in runs]) for name, runs in found.items()}
-    gap = last["auto"] - last["float32"]
-    return {
-        "loss_float32": float(last["float32"].mean()),
-        "loss_auto": float(last["auto"].mean()),
-        "loss_gap": float(gap.mean()),
-        "loss_gap_stderr": float(gap.std(ddof=1) / np.sqrt(len(gap))),
-        "loss_gap_n": float(len(gap)),
-        "loss_seed_spread": float(last["float32"].std(ddof=1)),
-    }
+    metrics = {f"loss_{name}": float(values.mean()) for name, values in last.items()}
+    for name in ("auto", "float32_redrawn"):
+        metrics |= summarize(f"loss_gap_{name}", (last[name] - last["float32"]).tolist())
+    return metrics | {"loss_seed_spread": float(last["float32"].std(ddof=1))}
 
 
 def every(losses: Sequence[float], count: int) -> list[float]:
@@ -265,10 +271,10 @@ def main() -> None:
         trainer = kind(model, data, train)
         if isinstance(trainer, TimedTrainer):
             trainer.clock = Clock(device)
-        costs = {"start_seconds": seconds_of(trainer, 4)}  # warm: compilation, the first shuffle, allocations
+        costs = {"start_seconds": seconds_of(trainer, 1)}  # warm: compilation, the first shuffle, allocations
+        allocated(device)
+        costs["start_seconds"] += seconds_of(trainer, 3)  # one more as it stands, one recorded, one replayed
         if device.type == "cuda":
-            allocated(device)
-            seconds_of(trainer, 1)
             costs["peak_mib"] = allocated(device, peak=True) - before
         return trainer, costs
 

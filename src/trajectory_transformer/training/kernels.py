@@ -288,8 +288,8 @@ def _gelu_backward(
 # Block sizes (rows, columns, warps), the fastest of those tried on an H200 at width 128, 4 heads, 160 tokens.
 _FORWARD, _ROWS, _COLUMNS = (32, 32, 1), (32, 32, 2), (32, 64, 4)
 _ADD_NORM = (64, 64, 8)
-_ADD_NORM_BACKWARD = (16, 4, 640)  # rows, warps, programs
-_GELU = (64, 64, 4)
+_ADD_NORM_BACKWARD = (4, 2, 1320)  # rows, warps, programs
+_GELU = (64, 128, 8)
 _GELU_BACKWARD = (64, 64, 4)
 
 
