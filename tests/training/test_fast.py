@@ -197,7 +197,7 @@ def test_kernels_are_what_they_say(
     seeds = torch.tensor([5, 123456789], device="cuda", dtype=torch.int32)
     readable = (torch.arange(length, device="cuda") % 16 != 0).to(torch.uint8)
     norm = [draw(width, kind=torch.float32) for _ in range(2)]
-    x = draw(3, length, width), draw(3, length, width, kind=torch.float32)
+    x = draw(3, length, width), draw(3, length, width)
     both = [draw(4 * width, width), draw(4 * width), draw(width, 4 * width), draw(width)]
     cases: dict[str, tuple[int, tuple[object, ...], list[Tensor]]] = {  # results compared, settings, inputs
         "attention": (1, (readable, seeds, 1, heads, dropout), [draw(3, length, 3 * width)]),

@@ -23,6 +23,8 @@ SHOWN = {
     "cached_speedup_sliding": "the same, window slides",
     "cost_per_step_20_over_5_sliding": "cost per step, horizon 20 / 5",
     "tokens_per_second": "training tokens/s",
+    "floor_share": "share of the roofline",
+    "loss_gap_auto": "loss above float32's",
     "overhead_share": "share outside the model",
     "peak_mib": "peak memory (MiB)",
     "core_share": "cores used",

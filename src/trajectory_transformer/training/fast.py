@@ -5,8 +5,7 @@ The model is too small to keep a GPU busy one operation at a time. This is the p
 - Entry j of a sequence holds token j - 1, entry 0 nothing, so that entry j is where token j is predicted. A window is
   then W whole transitions, and heads, embeddings and targets are batches over slots without copies.
 - Embeddings are products with one-hot rows: their gradients then need no atomics, and repeat bit by bit.
-- Weights are float32 in one tensor; products read copies in bfloat16 that the optimiser leaves behind. What the
-  residual connections carry from layer to layer stays float32.
+- Weights are float32 in one tensor; products read copies in bfloat16 that the optimiser leaves behind.
 """
 
 import importlib.util
@@ -90,9 +89,9 @@ def fast_loss(
     slots = _transposed(batch.tokens[:, goals:].reshape(-1, gpt.layout.size))  # [D, B * W]
     x = _embed(gpt, weights, batch, slots)
     x = functional.dropout(x, dropout)
-    h = functional.layer_norm(x, x.shape[-1:], weights["blocks.0.norm1.weight"], weights["blocks.0.norm1.bias"]).to(
-        weights["heads"].dtype
-    )
+    h = functional.layer_norm(
+        x.float(), x.shape[-1:], weights["blocks.0.norm1.weight"], weights["blocks.0.norm1.bias"]
+    ).to(weights["heads"].dtype)
     readable = _readable(gpt, batch.tokens.shape[1], x.device)
     last = gpt.config.num_layers - 1
     for layer in range(last + 1):
@@ -131,7 +130,7 @@ def _embed(gpt: GPT, weights: Mapping[str, Tensor], batch: Batch, slots: Tensor)
         parts.insert(0, _look_up(_transposed(batch.tokens[:, :goals]), by_slot[:goals]))
     embedded = torch.cat(parts, dim=1) if goals else parts[0]
     embedded = embedded[:, :-1] + weights["position_embedding"]
-    return functional.pad(embedded, (0, 0, 1, 0)).float()
+    return functional.pad(embedded, (0, 0, 1, 0)).to(table.dtype)
 
 
 def _look_up(tokens: Tensor, tables: Tensor) -> Tensor:
