@@ -1,11 +1,18 @@
-"""The promises that a benchmark script measures: memory."""
+"""What benchmark scripts promise: memory, and a way to the paper's scores that may be cut off anywhere."""
 
 import json
+import runpy
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from trajectory_transformer.training.train import Trainer
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -18,3 +25,63 @@ def test_ten_million_transitions_are_tokenised_and_trained_on_in_two_gibibytes(t
     metrics = json.loads(out.read_text())["metrics"]
     assert metrics["transitions"] == 10_000_000
     assert metrics["peak_mib"] < 2048
+
+
+@pytest.fixture
+def paper(tmp_path: Path, policies: Path) -> Callable[..., tuple[int, Path]]:
+    """The script for scores of the paper at a small scale: exit code and work folder."""
+    pytest.importorskip("mujoco")
+    script = runpy.run_path(str(BENCHMARKS / "paper" / "run.py"))
+    small = ["--scale", "0.0003", "--episodes", "3", "--at_once", "2", "--expert_episodes", "2", "--device", "cpu"]
+    small += ["--model.width", "16", "--model.num_layers", "1", "--model.num_heads", "2", "--model.window", "3"]
+    small += ["--train.batch_size", "16", "--train.steps", "40", "--train.log_every", "10"]
+    small += ["--search.beam_width", "2", "--search.horizon", "1", "--search.context", "1", "--search.window", "2"]
+
+    def run(name: str, *words: str) -> tuple[int, Path]:
+        work = tmp_path / name
+        own = ["--task", "hopper-medium-expert", "--policies", str(policies), "--work", str(work)]
+        return script["main"]([*own, "--out", str(work / "result.json"), *small, *words]), work
+
+    return run
+
+
+def test_the_way_to_a_score_of_the_paper_goes_on_where_it_was_cut_off(
+    paper: Callable[..., tuple[int, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, whole = paper("whole", "--discretizer", "uniform")
+    assert code == 0
+    result = json.loads((whole / "result.json").read_text())
+    metrics = result["metrics"]
+    assert metrics["normalized_score_n"] == metrics["percent_of_expert_n"] == 3
+    assert result["seeds"] == [7_000_000, 7_000_001, 7_000_002]
+    assert metrics["return"] == pytest.approx(sum(result["returns"]) / 3)
+    assert metrics["percent_of_expert"] == pytest.approx(100 * metrics["return"] / metrics["expert_return"])
+    assert metrics["train_steps"] == 40
+    assert min(metrics[f"seconds_{stage}"] for stage in ("collect", "train", "evaluate")) > 0
+    assert result["settings"]["train"]["tokens"]["discretizer"] == "uniform"
+    assert result["settings"]["search"]["beam_width"] == 2
+
+    # The same in pieces: data alone, half of the training, and all the rest on another machine, where no data is.
+    assert paper("cut", "--discretizer", "uniform", "--until", "collect")[0] == 0
+    update = Trainer.update
+
+    def slow_update(trainer: Trainer) -> Tensor:
+        time.sleep(0.2)
+        return update(trainer)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(Trainer, "update", slow_update)
+        code, cut = paper("cut", "--discretizer", "uniform", "--time_limit", "3")
+    assert code == 75
+    assert not (cut / "trained.json").exists()
+    (cut / "data.npz").unlink()
+    cut = cut.rename(cut.with_name("elsewhere"))
+    assert paper("elsewhere", "--discretizer", "uniform")[0] == 0
+    weights, others = (load_file(folder / "run" / "weights.safetensors") for folder in (whole, cut))
+    assert all(weights[name].equal(others[name]) for name in weights)
+    assert json.loads((cut / "result.json").read_text())["returns"] == result["returns"]
+
+
+def test_the_way_to_a_score_refuses_flags_that_no_stage_has(paper: Callable[..., tuple[int, Path]]) -> None:
+    with pytest.raises(SystemExit, match="--beam_width: not a flag"):
+        paper("none", "--beam_width", "3")

@@ -126,6 +126,8 @@ class TrainConfig:
     """Of the products in the model; auto: bf16 on a GPU that has it, float32 elsewhere."""
     compile: bool | Literal["auto"] = "auto"
     """Whether torch compiles the loss; auto: on a GPU, where a C compiler is found."""
+    graph: bool = True
+    """Whether a process alone on a GPU records a whole step as a CUDA graph and replays it."""
 
     def __post_init__(self) -> None:
         """Refuse a run that could not start."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from trajectory_transformer.cli import main
 from trajectory_transformer.report.tables import BEGIN, END, results_table, write_tables
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,5 +36,47 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
         write_tables(tmp_path / "results", document)
 
 
-def test_the_readme_shows_the_results_as_they_are() -> None:
-    assert results_table(ROOT / "results") in (ROOT / "README.md").read_text()
+def result(path: Path, score: float) -> None:
+    """A result file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metrics = {"normalized_score": score, "normalized_score_stderr": 1.5, "seconds_train": 600}
+    path.write_text(json.dumps({"device": "abacus", "command": "tt x", "metrics": metrics}))
+
+
+def test_marks_may_name_the_results_they_show_and_links_lead_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result(tmp_path / "results/paper/hopper.json", 101.25)
+    result(tmp_path / "results/speed/train.json", 7.0)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(f"all\n{BEGIN}\n{END}\n")
+    (tmp_path / "docs/reproduce.md").write_text(
+        f"scores\n<!-- results paper -->\nold\n{END}\nspeed\n<!-- results speed -->\n{END}\n"
+    )
+    (tmp_path / "docs/other.md").write_text("nothing to fill in")
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "results"]) == 0
+    row = "| normalised score 101 ± 1.5, trained in (s) 600 | abacus | `tt x` |"
+    readme, document = (tmp_path / "README.md").read_text(), (tmp_path / "docs/reproduce.md").read_text()
+    assert f"| [paper/hopper](results/paper/hopper.json) {row}" in readme and "[speed/train]" in readme
+    scores, speed = document.split("speed\n<!--")
+    assert f"| [paper/hopper](../results/paper/hopper.json) {row}" in scores
+    assert "[speed/train]" not in scores and "[speed/train](../results/speed/train.json)" in speed
+    assert "paper/hopper" not in speed and "old" not in document
+    assert (tmp_path / "docs/other.md").read_text() == "nothing to fill in"
+
+    (tmp_path / "docs/reproduce.md").write_text(f"<!-- results none -->\n{END}\n")
+    assert main(["report", "results"]) == 2
+    assert "it asks for results of none" in capsys.readouterr().err
+    assert main(["report", "results", "--into", "[]"]) == 0
+    assert row in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/reproduce.md"])
+def test_documents_show_the_results_as_they_are(tmp_path: Path, name: str) -> None:
+    copy = tmp_path / name
+    copy.parent.mkdir(exist_ok=True)
+    copy.write_text((ROOT / name).read_text())
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    write_tables(tmp_path / "results", copy)
+    assert copy.read_text() == (ROOT / name).read_text()

@@ -114,11 +114,11 @@ def test_batches_are_a_function_of_seed_and_step(dataset: Dataset) -> None:
     for _ in range(2):
         trainer = Trainer(model, data, config)
         trainer.step = 2
-        batches.append(trainer.batch())
+        batches.append(trainer.batch(trainer.index()))
     assert torch.equal(batches[0].tokens, batches[1].tokens)
     plain = Trainer(model, data, TrainConfig(steps=3, batch_size=8))
     plain.step = 2
-    assert not torch.equal(plain.batch().tokens, batches[0].tokens)
+    assert not torch.equal(plain.batch(plain.index()).tokens, batches[0].tokens)
 
 
 def test_what_is_no_agent_on_a_map_is_refused(dataset: Dataset, tiny_model: TrajectoryModel) -> None:

@@ -126,3 +126,14 @@ def test_a_changed_dataset_is_refused(
     assert main(["train", "--resume", str(run)]) == 2
     error = capsys.readouterr().err
     assert "data.npz has changed since" in error and len(error.splitlines()) == 1
+
+
+def test_a_run_goes_on_with_its_data_from_another_place(
+    run: Path, tiny_dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    moved = (tmp_path / "data.npz").rename(tmp_path / "elsewhere/data.npz")
+    assert main(["train", str(moved), "--resume", str(run)]) == 0
+    save_npz(Dataset(tiny_dataset.episodes[:-1]), moved)
+    assert main(["train", str(moved), "--resume", str(run)]) == 2
+    assert "data.npz is other data than that with which" in capsys.readouterr().err

@@ -22,7 +22,7 @@ class Recipe:
 
 def read_recipe(name: str, policies: Path | None) -> Recipe:
     """A recipe by name or by path; `policies` is the folder with its actor files."""
-    path = _find(name)
+    path = find_recipe(name)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         env, entries = str(content["env"]), [(str(each["policy"]), int(each["steps"])) for each in content["parts"]]
@@ -37,7 +37,7 @@ def read_recipe(name: str, policies: Path | None) -> Recipe:
     return Recipe(path.stem, env, tuple(parts))
 
 
-def _find(name: str) -> Path:
+def find_recipe(name: str) -> Path:
     """The recipe's file: a path as it stands, or a name in the folder of recipes, here or in the source tree."""
     folders = [FOLDER, Path(__file__).resolve().parents[3] / FOLDER]
     places = [Path(name), *(folder / f"{name}.yaml" for folder in folders)]

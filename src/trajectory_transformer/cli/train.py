@@ -45,7 +45,8 @@ class Train:
     out: Path = Path("runs/train")
     """The run folder to write; must not exist."""
     resume: Path | None = None
-    """Continue the run in this folder, with the dataset and settings it was started with."""
+    """Continue the run in this folder, with the settings it was started with; a dataset named beside it is the same
+    data in another place."""
     shards: Path | None = None
     """Folder of tokens to train from, for data larger than memory; made from the dataset if it is not there."""
     preset: PresetName = "default"
@@ -158,7 +159,7 @@ class Train:
 
     def _stored(self, folder: Path) -> tuple["Train", str | None]:
         """The run that was started in a folder, and what data it was made from."""
-        names = ("dataset", "shards", "tokens", "model", "train")
+        names = ("shards", "tokens", "model", "train")
         given = {name: getattr(self, name) for name in names}
         fresh = Train()
         changed = [name for name, value in given.items() if value != getattr(fresh, name)]
@@ -176,8 +177,11 @@ class Train:
             shards = None if stored.get("shards") is None else Path(stored["shards"])
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{folder / RUN}: not the description of a run ({error})") from error
+        if self.dataset is not None and shards is None:
+            dataset = self.dataset  # it may lie elsewhere now
         if source is not None and shards is None and Path(dataset).exists() and identity(dataset) != source:
-            raise ValueError(f"{dataset} has changed since {folder} was started; --resume needs the data of the run")
+            fault = "has changed since" if self.dataset is None else "is other data than that with which"
+            raise ValueError(f"{dataset} {fault} {folder} was started; --resume needs the data of the run")
         return Train(dataset=dataset, out=folder, shards=shards, tokens=tokens, model=model, train=train), source
 
 

@@ -1,17 +1,23 @@
 """Tables of measured numbers, written from result files into documents, never typed."""
 
 import json
+import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from trajectory_transformer.checkpoint import write_aside
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
+# A mark may name folders of results, and its table then shows those alone: <!-- results training planning -->
+_MARKED = re.compile(r"(<!-- results((?: [\w./-]+)*) -->\n).*?(<!-- /results -->)", re.DOTALL)
 
 # Which metrics of a result are shown, in this order, and how.
 SHOWN = {
     "success_rate": "goals reached",
     "path_ratio": "path / shortest path",
     "normalized_score": "normalised score",
+    "percent_of_expert": "percent of the expert",
     "return": "return",
     "cached_speedup": "cached / naive speed",
     "cached_speedup_sliding": "the same, window slides",
@@ -19,33 +25,53 @@ SHOWN = {
     "cost_per_step_20_over_5_sliding": "the same, window slides always",
     "cost_per_step_20_over_5_default": "the same, at 20 only",
     "tokens_per_second": "training tokens/s",
+    "floor_share": "share of the roofline",
+    "loss_gap_auto": "loss above float32's",
     "overhead_share": "share outside the model",
     "peak_mib": "peak memory (MiB)",
     "core_share": "cores used",
+    "seconds_collect": "collected in (s)",
+    "seconds_train": "trained in (s)",
+    "seconds_evaluate": "played in (s)",
 }
 
 
-def results_table(folder: Path) -> str:
-    """One row for every result file below a folder: what was measured, how it came out, the command behind it."""
+def results_table(folder: Path, *, parts: Sequence[str] = (), seen_from: Path | None = None) -> str:
+    """One row for every result file below a folder: what was measured, how it came out, the command behind it.
+
+    `parts` are the subfolders to show, all of them if none is named; links lead there from the folder `seen_from`,
+    that of the results' parent if none is given.
+    """
     rows = ["| what | measured | device | command |", "|---|---|---|---|"]
-    for path in sorted(folder.rglob("*.json")):
+    for path in sorted(file for part in parts or ("",) for file in (folder / part).rglob("*.json")):
         result = json.loads(path.read_text())
         metrics = result["metrics"]
         shown = ", ".join(f"{text} {_number(metrics, name)}" for name, text in SHOWN.items() if name in metrics)
         name = path.relative_to(folder).with_suffix("").as_posix()
-        link = f"[{name}]({folder.name}/{path.relative_to(folder).as_posix()})"
-        rows.append(f"| {link} | {shown} | {result['device']} | `{result['command']}` |")
+        link = Path(os.path.relpath(path, seen_from or folder.parent)).as_posix()
+        rows.append(f"| [{name}]({link}) | {shown} | {result['device']} | `{result['command']}` |")
     return "\n".join(rows)
 
 
 def write_tables(folder: Path, document: Path) -> None:
-    """Put the table of a results folder between the marks of a document."""
+    """Put tables of a results folder between all marks of a document."""
     text = document.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
+    if not has_marks(document):
         raise ValueError(f"{document}: a document needs the marks {BEGIN} and {END} around its table, found none")
-    write_aside(document, f"{before}{BEGIN}\n{results_table(folder)}\n{END}{after}".encode())
+
+    def table(found: re.Match[str]) -> str:
+        parts = found[2].split()
+        for part in parts:
+            if not (folder / part).is_dir():
+                raise ValueError(f"{document}: it asks for results of {part}, and there is no folder {folder / part}")
+        return f"{found[1]}{results_table(folder, parts=parts, seen_from=document.parent)}\n{found[3]}"
+
+    write_aside(document, _MARKED.sub(table, text).encode())
+
+
+def has_marks(document: Path) -> bool:
+    """Whether a document has a place for a table."""
+    return _MARKED.search(document.read_text()) is not None
 
 
 def _number(metrics: dict[str, float], name: str) -> str:

@@ -8,13 +8,18 @@ from torch import nn
 from trajectory_transformer.config import TrainConfig
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on the weights of linear layers only, as the authors' code."""
+def make_optimizer(model: nn.Module, config: TrainConfig, *, recorded: bool = False) -> torch.optim.AdamW:
+    """AdamW with weight decay on the weights of linear layers only, as the authors' code.
+
+    For steps recorded as a CUDA graph the rate is a tensor on the device: a number would be recorded with them.
+    """
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     decayed = [parameter for parameter in model.parameters() if id(parameter) in linear]
     others = [parameter for parameter in model.parameters() if id(parameter) not in linear]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+    device = next(model.parameters()).device
+    rate = torch.tensor(config.learning_rate, device=device) if recorded else config.learning_rate
+    return torch.optim.AdamW(groups, lr=rate, betas=config.betas, fused=True, capturable=recorded)
 
 
 def total_steps(config: TrainConfig, num_windows: int) -> int:

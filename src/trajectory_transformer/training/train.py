@@ -1,7 +1,7 @@
 """Teacher forcing: predict every token from those before it. A run is a function of data, config and seed."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from trajectory_transformer.model.sampling import stream_seed
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import Batch, TokenizedDataset, batch_indices, gather_windows
 from trajectory_transformer.training.augment import grid_augment
-from trajectory_transformer.training.loss import losses_by_kind, make_loss
+from trajectory_transformer.training.engine import Engine, Outcome, PlainEngine, RecordedStep
+from trajectory_transformer.training.fast import FastEngine, fits
+from trajectory_transformer.training.loss import losses_by_kind, uses_bf16, uses_compile
 from trajectory_transformer.training.optim import learning_rate, make_optimizer, total_steps, warmup_steps
 from trajectory_transformer.training.parallel import World
 
@@ -55,9 +57,23 @@ class Trainer:
         )
         self.total_steps = total_steps(config, data.num_windows)
         self._warmup = warmup_steps(config, data.num_windows)
-        self._optimizer = make_optimizer(model.gpt, config)
-        self._loss = make_loss(model, config)
         self._augment = grid_augment(model) if config.augment == "grid" else None
+        alone = self.world.size == 1
+        # Maps are turned by numbers that come from the host, step by step, so that such a step cannot be recorded.
+        on_gpu = model.device.type == "cuda" and data.rows.device == model.device
+        recorded = config.graph and alone and on_gpu and not model.layout.context_shape
+        self._optimizer = make_optimizer(model.gpt, config, recorded=recorded)
+        self._engine: Engine
+        low, compiled = uses_bf16(config, model.device), uses_compile(config, model.device)
+        if low and compiled and alone and fits(model):
+            self._engine = FastEngine(model, self._optimizer, config)
+        else:
+            self._engine = PlainEngine(model, self._optimizer, config, self.world)
+        self._gather: Callable[[Tensor], Batch] = self._windows
+        if recorded and compiled:
+            assert len(data.end_window) == len(data.num_steps)  # known before anything is compiled
+            self._gather = torch.compile(self._windows, dynamic=False)
+        self._take_step = RecordedStep(self.compute) if recorded else self.compute
 
     def run(self) -> Iterator[Metrics | None]:
         """Train to the end; yields after every step, so that the caller may stop or save: metrics now and then."""
@@ -72,61 +88,67 @@ class Trainer:
         losses: list[Tensor] = []
         started = time.perf_counter()
         while self.step < self.total_steps:
-            batch = self.batch()
             rate = self._prepare_step()
-            loss, by_token = self.forward(batch)
-            self.backward(loss)
-            norm = self.update()
+            outcome = self._take_step(self.index())
             self.step += 1
-            losses.append(loss.detach())
+            losses.append(outcome.loss.clone())
             if self.step % config.log_every and self.step != self.total_steps:
                 yield None  # nothing so far has waited for the device
                 continue
             mean = float(self.world.add_up(torch.stack(losses).mean())) / self.world.size
             if not np.isfinite(mean):
                 raise ValueError(f"the loss is {mean} at step {self.step}: lower train.learning_rate")
-            tokens = len(losses) * batch.tokens.numel() * self.world.size
+            tokens = len(losses) * outcome.batch.tokens.numel() * self.world.size
             yield Metrics(
                 step=self.step,
                 total_steps=self.total_steps,
                 loss=mean,
-                losses=losses_by_kind(by_token.detach(), batch, self.model.layout, self.world.add_up),
+                losses=losses_by_kind(outcome.by_token, outcome.batch, self.model.layout, self.world.add_up),
                 learning_rate=rate,
-                gradient_norm=float(norm),
+                gradient_norm=float(outcome.norm),
                 tokens_per_second=tokens / (time.perf_counter() - started),
             )
             losses.clear()
             started = time.perf_counter()
 
-    def batch(self) -> Batch:
-        """This process's share of the batch of this step, on the model's device."""
+    def index(self) -> Tensor:
+        """Numbers of the windows in this process's share of the batch of this step, where the data is."""
         config = self.config
         index = batch_indices(self.data.num_windows, config.batch_size, seed=config.seed, step=self.step)
-        index = _send(self.world.share(index), self.data.rows.device)
-        batch = gather_windows(self.data, index, self.model.gpt.config.window, self.model.layout, self.model.tokens)
+        return _send(self.world.share(index), self.data.rows.device)
+
+    def compute(self, index: Tensor) -> Outcome:
+        """One step on the windows of these numbers [B]."""
+        batch = self.batch(index)
+        loss, by_token = self.forward(batch)
+        self.backward(loss)
+        return Outcome(batch, loss.detach(), by_token.detach(), self.update())
+
+    def batch(self, index: Tensor) -> Batch:
+        """The windows of these numbers [B], on the model's device."""
+        batch = self._gather(index)
         contexts = None if batch.contexts is None else _send(batch.contexts, self.model.device)
         batch = Batch(_send(batch.tokens, self.model.device), _send(batch.real, self.model.device), contexts)
         if self._augment is None:
             return batch
-        generator = torch.Generator().manual_seed(stream_seed(config.seed, self.step))
-        uniform = self.world.share(torch.rand(config.batch_size, 4, generator=generator))
+        generator = torch.Generator().manual_seed(stream_seed(self.config.seed, self.step))
+        uniform = self.world.share(torch.rand(self.config.batch_size, 4, generator=generator))
         return self._augment(batch, _send(uniform, self.model.device))
+
+    def _windows(self, index: Tensor) -> Batch:
+        return gather_windows(self.data, index, self.model.gpt.config.window, self.model.layout, self.model.tokens)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss to minimise, and each prediction's own."""
-        return self._loss(batch)
+        return self._engine.loss(batch)
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of the whole batch's loss."""
-        torch.autograd.backward(loss)
-        self.world.average_gradients(self.model.gpt.parameters())
+        self._engine.backward(loss)
 
     def update(self) -> Tensor:
         """One step of the optimiser; returns the norm that the gradients had."""
-        norm = torch.nn.utils.clip_grad_norm_(self.model.gpt.parameters(), self.config.grad_clip)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        return norm
+        return self._engine.update()
 
     def _prepare_step(self) -> float:
         """Set the rate and the dropout of this step, each a function of seed and step alone."""
@@ -137,8 +159,7 @@ class Trainer:
             total=self.total_steps,
             final_share=self.config.final_lr_share,
         )
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        self._engine.set_rate(rate)
         # Dropout draws from torch's global generator, the one place where randomness cannot be an argument.
         # Each process drops other activations of its share; the first draws what a process alone would.
         key = [self.config.seed, self.step] + [self.world.rank] * (self.world.rank > 0)
@@ -165,9 +186,14 @@ class Trainer:
             raise ValueError(f"{path}: not the state of this model ({str(error).splitlines()[-1].strip()})") from error
         for name, parameter in self.model.gpt.named_parameters():
             for moment in ("step", "exp_avg", "exp_avg_sq"):
-                if f"{moment}.{name}" in tensors:
-                    device = parameter.device
-                    self._optimizer.state[parameter][moment] = tensors[f"{moment}.{name}"].to(device)
+                if f"{moment}.{name}" not in tensors:
+                    continue
+                stored, state = tensors[f"{moment}.{name}"], self._optimizer.state[parameter]
+                if moment in state:
+                    state[moment].copy_(stored)  # it may be a view of all of them
+                else:
+                    state[moment] = stored.to(parameter.device)
+        self._engine.refresh()
         self.step = int(metadata["step"])
 
 

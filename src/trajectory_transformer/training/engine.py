@@ -1,0 +1,122 @@
+"""What a training step computes, whatever the precision; and a step recorded as one CUDA graph."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trajectory_transformer.config import TrainConfig
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.tokens.windows import Batch
+from trajectory_transformer.training.loss import make_loss
+from trajectory_transformer.training.parallel import World
+
+
+class Engine(Protocol):
+    """Loss, gradients and update of a model."""
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the next update."""
+
+    def refresh(self) -> None:
+        """Take note of weights that were loaded."""
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss to minimise, and each prediction's own [B, L']."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the whole batch's loss."""
+
+    def update(self) -> Tensor:
+        """One step of the optimiser; returns the norm that the gradients had."""
+
+
+class PlainEngine:
+    """The model as it stands, with torch's own optimiser; alone or as one of several processes."""
+
+    def __init__(self, model: TrajectoryModel, optimizer: torch.optim.AdamW, config: TrainConfig, world: World) -> None:
+        """Work on a model."""
+        self._parameters = list(model.gpt.parameters())
+        self._optimizer = optimizer
+        self._clip = config.grad_clip
+        self._world = world
+        self.loss: Callable[[Batch], tuple[Tensor, Tensor]] = make_loss(model, config)
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the next update."""
+        for group in self._optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # a recorded step reads it from where it is
+            else:
+                group["lr"] = rate
+
+    def refresh(self) -> None:
+        """Nothing is kept of the weights."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the whole batch's loss."""
+        for parameter, grad in zip(self._parameters, torch.autograd.grad(loss, self._parameters), strict=True):
+            parameter.grad = grad.contiguous()  # as the parameter is
+        self._world.average_gradients(self._parameters)
+
+    def update(self) -> Tensor:
+        """One step of the optimiser; returns the norm that the gradients had."""
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return norm
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step leaves on the device; a recorded step overwrites it the next time."""
+
+    batch: Batch
+    loss: Tensor
+    by_token: Tensor  # [B, L']
+    norm: Tensor
+
+
+class RecordedStep:
+    """A whole step as one CUDA graph: run as it stands at first, then recorded, then only replayed.
+
+    The index is copied to where the graph reads it; seeds, rates and weights it finds in place. A replayed step draws
+    from torch's generator as if it were run, so both give the same bits.
+    """
+
+    WARM_UP = 2  # steps run before one is recorded: compilation, workspaces, the optimiser's state
+
+    def __init__(self, step: Callable[[Tensor], Outcome]) -> None:
+        """Record a function of the windows' numbers [B]."""
+        self._step = step
+        self._calls = 0
+        self._index: Tensor | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._outcome: Outcome | None = None
+
+    def __call__(self, index: Tensor) -> Outcome:
+        """Take the step."""
+        if self._index is None:
+            self._index = torch.empty_like(index)
+        self._index.copy_(index)
+        if self._calls < self.WARM_UP:
+            self._calls += 1
+            return self._run_aside(self._index)
+        if self._graph is None:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._outcome = self._step(self._index)
+        self._graph.replay()
+        assert self._outcome is not None
+        return self._outcome
+
+    def _run_aside(self, index: Tensor) -> Outcome:
+        """Run the step on another stream, as recording does."""
+        aside, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
+            outcome = self._step(index)
+        here.wait_stream(aside)
+        return outcome
