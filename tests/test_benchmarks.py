@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from trajectory_transformer.config import PlanConfig
 from trajectory_transformer.training.train import Trainer
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -85,3 +88,23 @@ def test_the_way_to_a_score_of_the_paper_goes_on_where_it_was_cut_off(
 def test_the_way_to_a_score_refuses_flags_that_no_stage_has(paper: Callable[..., tuple[int, Path]]) -> None:
     with pytest.raises(SystemExit, match="--beam_width: not a flag"):
         paper("none", "--beam_width", "3")
+
+
+def test_plan_times_on_a_straight_line_are_no_distance_from_it() -> None:
+    distance = runpy.run_path(str(BENCHMARKS / "plan_latency.py"))["distance_from_line"]
+    assert distance({5: 10.0, 10: 30.0, 15: 50.0, 20: 70.0}) == pytest.approx(0.0, abs=1e-12)
+    # 5, 10, 15 and 20 seconds but for one of 12: the line of least squares is 1 + 0.96 h, by hand.
+    assert distance({5: 5.0, 10: 12.0, 15: 15.0, 20: 20.0}) == pytest.approx(12 / (1.0 + 0.96 * 10) - 1, abs=1e-12)
+
+
+def test_loops_that_forget_plan_for_the_same_states_whatever_they_did_before() -> None:
+    script = runpy.run_path(str(BENCHMARKS / "real_time.py"))
+    model = script["make_model"]("hopper", 3, torch.device("cpu"))
+    config = PlanConfig(beam_width=2, horizon=1, context=1)
+    loops = [script["Loop"](model, config, num_envs=2, forgetful=True) for _ in range(2)]
+    for loop in loops:
+        median, tail = script["measure"](loop, 3)
+        assert 0.0 < median <= tail
+    first, second = (np.concatenate(loop.actions) for loop in loops)
+    assert first.shape == (2 * (config.context + 2 + 3), 3)
+    np.testing.assert_array_equal(first, second)
