@@ -50,9 +50,7 @@ def results_table(folder: Path, *, parts: Sequence[str] = (), seen_from: Path | 
         result = json.loads(path.read_text())
         metrics = result["metrics"]
         if result["device"].endswith("threads"):
-            metrics.pop(
-                "plan_ms_p50", None
-            )  # CPUs are shared by other work: times of theirs compare within a file only
+            metrics.pop("plan_ms_p50", None)  # CPUs are shared: their times compare within a file only
         shown = ", ".join(f"{text} {_number(metrics, name)}" for name, text in SHOWN.items() if name in metrics)
         name = path.relative_to(folder).with_suffix("").as_posix()
         link = Path(os.path.relpath(path, seen_from or folder.parent)).as_posix()
