@@ -44,8 +44,7 @@ def category_edges(num_categories: int) -> DoubleArray:
 
 def bins_of(values: npt.NDArray[np.floating], edges: DoubleArray) -> TokenArray:
     """Bin of the largest edge not above each value; values outside the edges fall into the first or last bin."""
-    last = max(len(edges) - 2, 0)
-    return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, last).astype(np.int64)
+    return np.searchsorted(edges[1:-1], values, side="right").astype(np.int64)  # the outer edges bound nothing
 
 
 def midpoints(data: DoubleArray, edges: DoubleArray) -> DoubleArray:
