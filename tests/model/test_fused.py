@@ -1,6 +1,7 @@
 """The fused decoder's kernels and book-keeping, run by the CPU, against full passes and the naive decoder."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,12 +9,12 @@ import torch
 
 from tests.model.test_decoders import LAYOUTS, MODEL_WINDOW, random_gpt, random_search
 from trajectory_transformer.config import ModelConfig, PlanConfig
-from trajectory_transformer.model.decoders import FusedDecoder, make_decoder
+from trajectory_transformer.model.decoders import FusedDecoder, Run, make_decoder
 from trajectory_transformer.model.decoders.fused import sizes_of, why_not_fused
 from trajectory_transformer.model.decoders.kernels import HostKernels, Sizes, find_compiler
 from trajectory_transformer.model.decoders.packed import pack_strips
 from trajectory_transformer.model.gpt import GPT
-from trajectory_transformer.model.sampling import Noise
+from trajectory_transformer.model.sampling import Noise, Sampler
 from trajectory_transformer.search.beam import Plan, beam_search, keep_best, likelihood_search
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
 
@@ -30,7 +31,7 @@ def make_fused(tmp_path_factory: pytest.TempPathFactory) -> MakeDecoder:
     def make(gpt: GPT, window: int | None = None) -> FusedDecoder:
         sizes = sizes_of(gpt, bf16=False)
         if sizes not in compiled:
-            compiled[sizes] = HostKernels(sizes, tmp_path_factory.mktemp("kernels"))
+            compiled[sizes] = HostKernels(sizes, tmp_path_factory.mktemp("kernels"), "serial")
         return FusedDecoder(gpt, window, bf16=False, kernels=compiled[sizes])
 
     return make
@@ -122,6 +123,45 @@ def test_a_decoder_sees_weights_that_change_between_searches(make_fused: MakeDec
         with torch.no_grad():
             for parameter in gpt.parameters():
                 parameter.mul_(-1.5)
+
+
+@pytest.mark.parametrize(("bf16", "tolerance"), [(False, 1e-5), (True, 3e-2)])
+def test_lanes_warps_and_clusters_compute_what_a_full_forward_pass_does(
+    tmp_path: Path, bf16: bool, tolerance: float
+) -> None:
+    # Every GPU thread is a fiber here, the matrix instructions and the exchange within clusters included.
+    if find_compiler() is None:
+        pytest.skip("no C++ compiler to build the kernels with")
+    layout = LAYOUTS["goal-1-rewards"]
+    gpt = GPT(layout, 20, ModelConfig(window=3, dropout=0.0, num_layers=1)).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    gpt.token_embedding.weight.normal_(generator=generator)
+    gpt.position_embedding.normal_(std=0.3, generator=generator)
+    kernels = HostKernels(sizes_of(gpt, bf16=bf16), tmp_path, "fibers")
+    fused, naive = FusedDecoder(gpt, bf16=bf16, kernels=kernels), make_decoder("naive", gpt)
+    rng = np.random.default_rng(0)
+    prompt = torch.from_numpy(rng.integers(21, size=(2, layout.length(1) + 2)))
+    for decoder in (fused, naive):
+        decoder.begin(prompt, max_candidates=9, max_new=layout.size)
+    for parents in ([[0] * 3, [0] * 3], [[0, 2, 2, 1, 2, 1, 0, 0, 2], [1, 1, 0, 2, 0, 1, 2, 1, 0]], None):
+        for decoder in (fused, naive):
+            if parents is not None:
+                decoder.select(torch.tensor(parents))
+        found = fused.logits()
+        torch.testing.assert_close(found, naive.logits(), atol=tolerance, rtol=0)
+        if parents is not None and len(parents[0]) == 9 and not bf16:
+            # Copies are the same to the last bit, in whichever block they are worked on.
+            assert torch.equal(found[0, [1, 2, 4, 8]], found[0, [2, 4, 8, 1]])
+        tokens = torch.from_numpy(rng.integers(21, size=fused.tokens.shape[:2]))
+        for decoder in (fused, naive):
+            decoder.append(tokens)
+    # A run of slots: each drawn token has the probability that the model gives it.
+    run = Run(2, Sampler(nucleus=0.9), Noise(torch.arange(2)).gumbel(9, 2, 21))
+    extension = fused.extend(run)
+    for slot in range(2):
+        expected = naive.logits().log_softmax(dim=-1).gather(-1, extension.tokens[..., slot, None])[..., 0]
+        torch.testing.assert_close(extension.log_prob[..., slot], expected, atol=2 * tolerance, rtol=0)
+        naive.append(extension.tokens[..., slot])
 
 
 @pytest.mark.parametrize("distinct", [True, False])

@@ -152,7 +152,8 @@ class FusedDecoder(StepwiseDecoder):
     def _read_anew(self, tokens: Tensor) -> None:
         """Fill the prompt's part with tokens [E, 1 or K, L] in one pass of the model."""
         envs, rows, length = tokens.shape
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+        low = self.dtype == torch.bfloat16 and self.device.type == "cuda"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             context = None if self.context is None else self.context.repeat_interleave(rows, dim=0)
             keys, values = self.gpt.read(tokens.flatten(0, 1), context)
         self._segments.restart(keys, values, envs=envs, candidates=self.tokens.shape[1])

@@ -1,6 +1,6 @@
 """The fused decoder's kernels: CUDA C++ compiled for a model's sizes at first use, with the compiler torch brings.
 
-Nothing here needs a GPU to be imported. `host_library` builds the same source as plain C++ for tests of its logic.
+Nothing here needs a GPU to be imported. `HostKernels` runs the same source on a CPU, for tests.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -60,6 +60,10 @@ class ArrangeArguments(ctypes.Structure):
     )
 
 
+Machine = Literal["gpu", "fibers", "serial"]
+"""What runs the kernels: a GPU, or for tests a CPU with a fiber for each GPU thread, or with one thread for a block."""
+
+
 @dataclass(frozen=True)
 class Sizes:
     """What the source is compiled for."""
@@ -75,10 +79,10 @@ class Sizes:
         names = ("width", "heads", "layers", "vocabulary")
         return [f"-D{name.upper()}={getattr(self, name)}" for name in names] + ["-DBF16"] * self.bf16
 
-    def source(self) -> str:
-        """The whole source: both kernels in the precision asked for."""
+    def source(self, machine: Machine) -> str:
+        """The whole source in the precision asked for."""
         folder = resources.files(__name__)
-        names = ("common.cuh", "tiles.cuh", "bf16.cu" if self.bf16 else "float32.cu", "keep.cu")
+        names = (f"{machine}.cuh", "common.cuh", "tiles.cuh", "bf16.cu" if self.bf16 else "float32.cu", "keep.cu")
         return "\n".join(folder.joinpath(name).read_text() for name in names)
 
 
@@ -187,16 +191,15 @@ class CudaKernels:
 
 
 class HostKernels:
-    """The same source run by one CPU thread, block after block: slow, for tests of its logic in float32."""
+    """The same source run by the CPU: slow, for tests of everything but speed."""
 
-    def __init__(self, sizes: Sizes, folder: Path) -> None:
-        """Compile with the system's C++ compiler into a folder."""
-        assert not sizes.bf16, "the matrix instructions of bfloat16 exist on GPUs only"
+    def __init__(self, sizes: Sizes, folder: Path, machine: Machine) -> None:
+        """Compile with the system's C++ compiler into a folder; bfloat16 needs fibers."""
         compiler = find_compiler()
         if compiler is None:
             raise RuntimeError("no C++ compiler found (c++, g++ or clang++)")
         source, library = folder / "kernels.cpp", folder / "kernels.so"
-        source.write_text(sizes.source())
+        source.write_text(sizes.source(machine))
         flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-DHOST", *sizes.definitions()]
         done = subprocess.run([compiler, *flags, source, "-o", library], capture_output=True, text=True, check=False)
         if done.returncode:
@@ -240,7 +243,7 @@ def _compile(sizes: Sizes, architecture: str) -> bytes:
     """Machine code for a GPU's architecture, by the run-time compiler of CUDA."""
     nvrtc = _load_nvrtc()
     program = ctypes.c_void_p()
-    source = sizes.source().encode()
+    source = sizes.source("gpu").encode()
     options = [option.encode() for option in (f"-arch={architecture}", "-std=c++17", *sizes.definitions())]
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernels.cu", 0, None, None):
         raise RuntimeError("CUDA's run-time compiler does not start")

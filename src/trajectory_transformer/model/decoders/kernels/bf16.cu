@@ -31,7 +31,7 @@ struct Room { // shared memory of a block
     alignas(16) Number hidden[ROWS * HIDDEN_STRIDE];
     alignas(16) float after_attention[RANKS][ROWS * SUMS];      // parts of sums from both blocks
     alignas(16) float after_perceptron[2 * RANKS][ROWS * SUMS]; // each in two halves
-    unsigned long long arrived[2];                              // barriers: all parts are there
+    Barrier arrived[2];                                         // all parts are there
     float tops[WARPS][ROWS], totals[WARPS][ROWS], found[WARPS][ROWS][HEAD];
     float logits[ROWS * SUMS];
     float vectors[LAYERS * VECTORS + 2 * WIDTH];
@@ -39,25 +39,7 @@ struct Room { // shared memory of a block
     int num_tiles;
 };
 
-__device__ unsigned pack(float low, float high) {
-    unsigned both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
 __device__ Number round_to(float value) { return Number(pack(value, 0.0f)); }
-
-__device__ unsigned shared_address(const void* place) { return unsigned(__cvta_generic_to_shared(place)); }
-
-__device__ int rank_in_cluster() {
-    unsigned rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return int(rank);
-}
-
-__device__ void synchronize_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 
 // Within 2e-7 of the exact one: erf approximated as by Hastings (Abramowitz and Stegun, 7.1.26).
 __device__ float quick_gelu(float value) {
@@ -67,20 +49,12 @@ __device__ float quick_gelu(float value) {
     return 0.5f * value * (1.0f + copysignf(1.0f - rest * exp2f(-1.4426950408889634f * x * x), value));
 }
 
-__device__ void multiply_add(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 // Asks memory for a lane's share of one strip of a matrix: two loads for every 32 inputs.
 template <int COUNT> __device__ void fetch(uint4 (&numbers)[8], const Number* matrix, int strip) {
     const uint4* place = reinterpret_cast<const uint4*>(matrix) + strip * COUNT * LANES + thread % LANES;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
-        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(numbers[i].x), "=r"(numbers[i].y), "=r"(numbers[i].z), "=r"(numbers[i].w)
-                     : "l"(place + i * LANES));
+        numbers[i] = load_once(place + i * LANES);
 }
 
 // One strip of a product: rows [ROWS][stride] -> sums of outputs g (0, 1) and g + 8 (2, 3) for candidates 2t and 2t + 1.
@@ -100,28 +74,14 @@ template <int COUNT> __device__ void multiply(const uint4 (&numbers)[8], const N
 
 // Puts a strip's parts of sums where both blocks find them, outputs g and g + 8 side by side. The bytes are counted by
 // the barrier of whoever gets them, so that nothing else has to be waited for.
-__device__ void hand_out(const float (&sums)[4], float* buffer, const unsigned long long* barrier, int strip) {
+__device__ void hand_out(const float (&sums)[4], float* buffer, Barrier* barrier, int strip) {
     const int lane = thread % LANES, g = lane / 4, t = lane % 4;
-    const unsigned place = shared_address(buffer + 2 * t * SUMS + strip * 16 + 2 * g);
+    float* place = buffer + 2 * t * SUMS + strip * 16 + 2 * g;
 #pragma unroll
     for (int rank = 0; rank < RANKS; ++rank) {
-        unsigned there, told;
-        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(place), "r"(rank));
-        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(told) : "r"(shared_address(barrier)), "r"(rank));
-        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
-                     :: "r"(there), "f"(sums[0]), "f"(sums[2]), "r"(told) : "memory");
-        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
-                     :: "r"(there + SUMS * 4), "f"(sums[1]), "f"(sums[3]), "r"(told) : "memory");
+        send(place, sums[0], sums[2], barrier, rank);
+        send(place + SUMS, sums[1], sums[3], barrier, rank);
     }
-}
-
-__device__ void expect(const unsigned long long* barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
-}
-
-__device__ void wait_for(const unsigned long long* barrier, unsigned parity) {
-    asm volatile("{\n.reg .pred done;\nAGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra AGAIN;\n}" :: "r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 
 // x += the parts of sums + bias, where given, then the layer norm of x. A warp for each candidate.
@@ -183,14 +143,11 @@ struct Attention {
         if (index < num_tiles) {
             const Tile tile = tiles[index];
             const long long from = layer * tile.layer_stride + (rank * OWN_HEADS + warp % OWN_HEADS) * HEAD_TILE + 8 * lane;
-            const unsigned into = shared_address(&room[asked % AHEAD][0][8 * lane]);
+            Number* into = &room[asked % AHEAD][0][8 * lane];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const Number* source = (i < 2 ? tile.keys : tile.values) + from + i % 2 * 256;
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(into + i * 512), "l"(source) : "memory");
-            }
+            for (int i = 0; i < 4; ++i) begin_copy(into + i * 256, (i < 2 ? tile.keys : tile.values) + from + i % 2 * 256);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        end_group();
         ++asked;
     }
 
@@ -210,7 +167,7 @@ struct Attention {
         begin(layer, true);
         int stage = 0;
         for (int index = warp / OWN_HEADS; index < num_tiles; index += SPLITS) {
-            asm volatile("cp.async.wait_group %0;" :: "n"(AHEAD - 1) : "memory");
+            wait_for_groups<AHEAD - 1>();
             __syncwarp();
             // Columns are dealt out so that lane t ends up with the scores of 4t .. 4t + 3.
             const Number* keys = &room[stage][0][(4 * (g / 2) + g % 2) * HEAD + 8 * t];
@@ -268,7 +225,7 @@ struct Attention {
     }
 };
 
-extern "C" __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(512, 1) extend(const Run run) {
+LAUNCHED_IN_CLUSTERS(RANKS, extend)(const Run run) {
     Room& room = *reinterpret_cast<Room*>(shared_bytes);
     Tile* tiles = reinterpret_cast<Tile*>(shared_bytes + ROOM_BYTES(Room));
     const int rank = rank_in_cluster(), group = block_index / RANKS;
@@ -291,9 +248,7 @@ extern "C" __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(512, 
         if (thread % LANES == 0) room.num_tiles = length;
     }
     if (thread == 0) {
-        for (int i = 0; i < 2; ++i)
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_address(&room.arrived[i])) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        for (int i = 0; i < 2; ++i) make_barrier(&room.arrived[i]);
     }
     for (int i = thread; i < LAYERS * VECTORS + 2 * WIDTH; i += THREADS) room.vectors[i] = run.vectors[i];
     synchronize_cluster(); // both blocks must be there before one writes to the other

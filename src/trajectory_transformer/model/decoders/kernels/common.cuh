@@ -1,33 +1,7 @@
 // What both precisions share: sizes, the parameters of a run, warp sums, noise, drawing a token.
 //
 // Sizes come from the compiler's command line: WIDTH, HEADS, LAYERS, VOCABULARY (bins and the stop token), and BF16 where
-// products are computed in bfloat16. With HOST defined the same source is plain C++: one thread then does the work of a
-// block, so that the logic is tested where there is no GPU.
-
-#ifdef HOST
-#include <cmath>
-#define __device__ inline
-#define LAUNCHED(name) static void name
-static int block_index;
-static char shared_bytes[1 << 20];
-constexpr int LANES = 1, WARPS = 1;
-static const int thread = 0;
-static void synchronize() {}
-static void synchronize_warp() {}
-template <typename V> static V from_lane(V value, int) { return value; }
-#else
-#ifndef INFINITY
-#define INFINITY __int_as_float(0x7f800000)
-#endif
-#define LAUNCHED(name) extern "C" __global__ void __launch_bounds__(512, 1) name
-#define block_index int(blockIdx.x)
-#define thread int(threadIdx.x)
-extern __shared__ __align__(128) char shared_bytes[];
-constexpr int LANES = 32, WARPS = 16;
-__device__ void synchronize() { __syncthreads(); }
-__device__ void synchronize_warp() { __syncwarp(); }
-template <typename V> __device__ V from_lane(V value, int other) { return __shfl_xor_sync(0xffffffffu, value, other); }
-#endif
+// products are computed in bfloat16.
 
 constexpr int THREADS = LANES * WARPS;
 constexpr int ROWS = 8;             // candidates of one block, at most: the columns of one matrix instruction

@@ -3,6 +3,7 @@
 // One block has up to ROWS candidates of one environment. Candidates are independent between two selections, so blocks
 // never wait for each other. Plain loops: this is the exact one, bf16.cu the fast one.
 
+constexpr int RANKS = 1; // blocks that work together
 constexpr int PER_LAYER = 12 * WIDTH * WIDTH;
 constexpr int VECTORS = 13 * WIDTH; // of a layer: norm, biases of queries, keys and values, of `out`; norm, `up`, `down`
 constexpr int HIDDEN = 4 * WIDTH;
@@ -164,9 +165,3 @@ LAUNCHED(extend)(const Run run) {
         synchronize();
     }
 }
-
-#ifdef HOST
-extern "C" void launch_extend(const Run* run, int blocks) {
-    for (block_index = 0; block_index < blocks; ++block_index) extend(*run);
-}
-#endif

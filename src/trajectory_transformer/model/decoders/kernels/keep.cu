@@ -106,12 +106,9 @@ LAUNCHED(arrange)(const Arrangement arrangement) {
 // What the caller must know.
 #ifdef HOST
 #define TOLD extern "C"
-extern "C" void launch_keep(const Ranking* ranking, int blocks) {
-    for (block_index = 0; block_index < blocks; ++block_index) keep(*ranking);
-}
-extern "C" void launch_arrange(const Arrangement* arrangement, int blocks) {
-    for (block_index = 0; block_index < blocks; ++block_index) arrange(*arrangement);
-}
+extern "C" void launch_extend(const Run* run, int groups) { launch(groups * RANKS, RANKS, [=] { extend(*run); }); }
+extern "C" void launch_keep(const Ranking* ranking, int blocks) { launch(blocks, 1, [=] { keep(*ranking); }); }
+extern "C" void launch_arrange(const Arrangement* arrangement, int blocks) { launch(blocks, 1, [=] { arrange(*arrangement); }); }
 #else
 #define TOLD extern "C" __device__
 #endif

@@ -34,11 +34,7 @@ __device__ int list_tiles(const Run& run, int env, const int* candidates, int ro
         }
         int place = length, total = 0; // tiles of the segments before this one, and of all
         for (int other = 0; other < LANES; ++other) {
-#ifdef HOST
-            const int its = count;
-#else
-            const int its = __shfl_sync(0xffffffffu, count, other);
-#endif
+            const int its = at_lane(count, other);
             if (other < lane) place += its;
             total += its;
         }

@@ -1,0 +1,82 @@
+// What the kernels ask of a GPU beyond plain C++. fibers.cuh has the same on a CPU, serial.cuh what one thread can do.
+
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+#define LAUNCHED(name) extern "C" __global__ void __launch_bounds__(512, 1) name
+#define LAUNCHED_IN_CLUSTERS(ranks, name) extern "C" __global__ void __cluster_dims__(ranks, 1, 1) __launch_bounds__(512, 1) name
+#define block_index int(blockIdx.x)
+#define thread int(threadIdx.x)
+extern __shared__ __align__(128) char shared_bytes[];
+constexpr int LANES = 32, WARPS = 16;
+__device__ void synchronize() { __syncthreads(); }
+__device__ void synchronize_warp() { __syncwarp(); }
+template <typename V> __device__ V from_lane(V value, int apart) { return __shfl_xor_sync(0xffffffffu, value, apart); }
+template <typename V> __device__ V at_lane(V value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+
+#ifdef BF16
+typedef unsigned long long Barrier;
+
+__device__ unsigned shared_address(const void* place) { return unsigned(__cvta_generic_to_shared(place)); }
+
+// Two numbers as bfloat16, side by side.
+__device__ unsigned pack(float low, float high) {
+    unsigned both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+// sums += a b, a of 16 x 16 and b of 16 x 8 numbers in bfloat16, spread over the lanes of a warp.
+__device__ void multiply_add(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// A load whose place in the program stays, of what is read once.
+__device__ uint4 load_once(const uint4* place) {
+    uint4 value;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(place));
+    return value;
+}
+
+// Copies of 16 bytes into shared memory that go on by themselves; groups of them are waited for.
+__device__ void begin_copy(void* into, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(shared_address(into)), "l"(from) : "memory");
+}
+__device__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ void wait_for_groups() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
+
+__device__ int rank_in_cluster() {
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return int(rank);
+}
+
+__device__ void synchronize_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// A barrier in shared memory counts the bytes that arrive; whoever waits goes on when all that were expected are there.
+__device__ void make_barrier(Barrier* barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_address(barrier)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ void expect(Barrier* barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+__device__ void wait_for(Barrier* barrier, unsigned parity) {
+    asm volatile("{\n.reg .pred done;\nAGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra AGAIN;\n}" :: "r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+
+// Writes two numbers to the same place in a block's shared memory, and tells its barrier.
+__device__ void send(float* place, float first, float second, Barrier* barrier, int rank) {
+    unsigned there, told;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(told) : "r"(shared_address(barrier)), "r"(rank));
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
+                 :: "r"(there), "f"(first), "f"(second), "r"(told) : "memory");
+}
+#endif
