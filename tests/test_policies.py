@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
@@ -183,7 +184,8 @@ def test_bad_observations_are_refused() -> None:
         policy.act(step_of([[0.0, 0.0, 0.0]], first=True))
 
 
-def test_a_map_is_read_once_an_episode_and_reaches_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def model_of_maps() -> tuple[TrajectoryModel, npt.NDArray[np.uint8]]:
+    """A model that reads maps, with random weights, and three maps [3, 1, 4, 4]."""
     rng = np.random.default_rng(0)
     maps = rng.integers(2, size=(3, 1, 4, 4)).astype(np.uint8)
     episodes = tuple(
@@ -192,6 +194,11 @@ def test_a_map_is_read_once_an_episode_and_reaches_the_search(monkeypatch: pytes
     )
     sizes = ModelConfig(window=4, num_layers=1, num_heads=2, width=16, context_channels=2)
     model = TrajectoryModel.create(Dataset(episodes), TokenConfig(num_bins=8, rewards=False), sizes, seed=0)
+    return model, maps
+
+
+def test_a_map_is_read_once_an_episode_and_reaches_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, maps = model_of_maps()
     encoded_maps = model.encode_contexts(maps)
     assert encoded_maps is not None
     given: list[Tensor] = []
@@ -225,14 +232,7 @@ def test_a_map_is_read_once_an_episode_and_reaches_the_search(monkeypatch: pytes
 
 
 def test_a_controller_takes_the_map_of_its_episode() -> None:
-    rng = np.random.default_rng(0)
-    maps = rng.integers(2, size=(3, 1, 4, 4)).astype(np.uint8)
-    episodes = tuple(
-        Episode(rng.normal(size=(5, 2)).astype(np.float32), np.zeros((4, 1), np.float32), None, True, context=each)
-        for each in maps
-    )
-    sizes = ModelConfig(window=4, num_layers=1, num_heads=2, width=16, context_channels=2)
-    model = TrajectoryModel.create(Dataset(episodes), TokenConfig(num_bins=8, rewards=False), sizes, seed=0)
+    model, maps = model_of_maps()
     controller = Controller(PlanningPolicy(model, PlanConfig(horizon=1, beam_width=2)))
     assert controller.act([0.0, 0.1], context=maps[0]).shape == (1,)
     assert controller.act([0.1, 0.1]).shape == (1,)  # the map is known

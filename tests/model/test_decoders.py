@@ -122,19 +122,24 @@ def select_at_random(
     return [[row[parent] for parent in chosen] for row, chosen in zip(sequences, parents, strict=True)]
 
 
+def search_lengths(layout: TokenLayout, window: int | None) -> tuple[int, int, int]:
+    """Lengths that prompts have at least and stay below, and tokens to add.
+
+    From a bare start to a prompt that has slid already; searches go on for twice the model's window.
+    """
+    if window == 1 and not layout.goal_dim:
+        return 1, 2, layout.size - 2  # where a transition begins nothing would be visible: stay inside one
+    return max(layout.goal_dim, 1), layout.length(MODEL_WINDOW + 2), layout.size * 2 * MODEL_WINDOW + 1
+
+
 @pytest.mark.parametrize("window", [1, 2, 3, None])
 @pytest.mark.parametrize("kind", sorted(LAYOUTS))
 @pytest.mark.parametrize("name", sorted(DECODERS))
 def test_logits_equal_a_full_forward_pass(name: str, kind: str, window: int | None) -> None:
     layout = LAYOUTS[kind]
-    shortest, longest = max(layout.goal_dim, 1), layout.length(MODEL_WINDOW + 2)
-    num_tokens = layout.size * 2 * MODEL_WINDOW + 1
-    if window == 1 and not layout.goal_dim:
-        # Where a transition begins nothing would be visible, so a search must stay inside one.
-        longest, num_tokens = 2, layout.size - 2
+    shortest, longest, num_tokens = search_lengths(layout, window)
     for seed in range(4):
         rng = np.random.default_rng(seed)
-        # From a bare start to a prompt that has slid already; searches go on for twice the model's window.
         prompt_length = (
             shortest,
             longest - 1,

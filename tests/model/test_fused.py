@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model.test_decoders import LAYOUTS, MODEL_WINDOW, random_gpt, random_search
+from tests.model.test_decoders import LAYOUTS, random_gpt, random_search, search_lengths
 from trajectory_transformer.config import ModelConfig, PlanConfig
 from trajectory_transformer.model.decoders import FusedDecoder, Run, make_decoder
 from trajectory_transformer.model.decoders.fused import sizes_of, why_not_fused
@@ -41,10 +41,7 @@ def make_fused(tmp_path_factory: pytest.TempPathFactory) -> MakeDecoder:
 @pytest.mark.parametrize("kind", sorted(LAYOUTS))
 def test_logits_equal_a_full_forward_pass(make_fused: MakeDecoder, kind: str, window: int | None) -> None:
     layout = LAYOUTS[kind]
-    shortest, longest = max(layout.goal_dim, 1), layout.length(MODEL_WINDOW + 2)
-    num_tokens = layout.size * 2 * MODEL_WINDOW + 1
-    if window == 1 and not layout.goal_dim:
-        longest, num_tokens = 2, layout.size - 2
+    shortest, longest, num_tokens = search_lengths(layout, window)
     for seed in range(3):
         rng = np.random.default_rng(seed)
         prompt_length = (shortest, longest - 1, int(rng.integers(shortest, longest)))[seed]

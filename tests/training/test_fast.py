@@ -39,7 +39,7 @@ def kept(seed: Tensor, num_rows: int, num_columns: int, dropout: float) -> Tenso
 
 
 class Plain:
-    """The operations of `training.kernels` written out."""
+    """The operations of `training.operations` written out."""
 
     @staticmethod
     def attention(
@@ -186,7 +186,7 @@ def worst_error(operation: Chosen, plain: Chosen, inputs: Sequence[Tensor]) -> f
 def test_kernels_are_what_they_say(
     dtype: torch.dtype, tolerance: float, dropout: float, length: int, heads: int, width: int
 ) -> None:
-    from trajectory_transformer.training import kernels
+    from trajectory_transformer.training import operations
 
     generator = torch.Generator("cuda").manual_seed(0)
 
@@ -206,7 +206,7 @@ def test_kernels_are_what_they_say(
     }
     for name, (count, settings, inputs) in cases.items():
         assert (
-            worst_error(Chosen(kernels, name, count, settings), Chosen(Plain, name, count, settings), inputs)
+            worst_error(Chosen(operations, name, count, settings), Chosen(Plain, name, count, settings), inputs)
             < tolerance
         ), name
 

@@ -26,7 +26,7 @@ LOW = torch.bfloat16
 
 
 class Operations(Protocol):
-    """What the pass is made of; see `training.kernels`. Dropout of operation `index` draws from `seeds[index]`."""
+    """What the pass is made of; see `training.operations`. Dropout of operation `index` draws from `seeds[index]`."""
 
     def attention(
         self, qkv: Tensor, readable: Tensor, seeds: Tensor, index: int, heads: int, dropout: float
@@ -263,7 +263,7 @@ class FastEngine:
 
     def __init__(self, model: TrajectoryModel, optimizer: torch.optim.AdamW, config: TrainConfig) -> None:
         """Take over a model and an optimiser that has not begun."""
-        from trajectory_transformer.training import kernels
+        from trajectory_transformer.training import operations
 
         self._optimizer = FlatAdamW(model.gpt, optimizer, config, compiled=True)
         self._num_seeds = 3 * model.gpt.config.num_layers
@@ -276,7 +276,7 @@ class FastEngine:
                 action_weight=config.action_weight,
                 dropout=model.gpt.config.dropout,
                 seeds=seeds,
-                operations=kernels,
+                operations=operations,
             )
 
         self._loss: Callable[..., tuple[Tensor, Tensor]] = torch.compile(loss, dynamic=False)

@@ -228,16 +228,10 @@ struct Attention {
 LAUNCHED_IN_CLUSTERS(RANKS, extend)(const Run run) {
     Room& room = *reinterpret_cast<Room*>(shared_bytes);
     Tile* tiles = reinterpret_cast<Tile*>(shared_bytes + ROOM_BYTES(Room));
-    const int rank = rank_in_cluster(), group = block_index / RANKS;
-    const int env = group / run.groups, first = group % run.groups * run.group;
-    const int rows = run.candidates - first < run.group ? run.candidates - first : run.group;
-    const long long first_row = (long long)env * run.candidates;
-    for (int row = thread; row < ROWS; row += THREADS) {
-        const int candidate = row < rows ? run.order[first_row + first + row] : 0;
-        room.candidates[row] = candidate;
-        room.tokens[row] = row < rows ? int(run.given[(first_row + candidate) * run.num_given]) : 0;
-    }
-    synchronize();
+    const int rank = rank_in_cluster();
+    const Group group(run, block_index / RANKS, room.candidates, room.tokens);
+    const int env = group.env, rows = group.rows;
+    const long long first_row = group.first_row;
     const int warp = thread / LANES, g = thread % LANES / 4, t = thread % 4, strip = warp % 8, half = warp / 8;
     const Number* weights = run.weights + (long long)rank * PER_RANK;
     const auto of_layer = [&](int layer) { return weights + (long long)layer * RANKS * PER_RANK; };

@@ -206,3 +206,21 @@ __device__ float embedded(const Run& run, int env, int token, int position, long
     const float context = run.context ? run.context[(long long)env * WIDTH + i] : 0.0f;
     return run.token_embedding[index * WIDTH + i] + run.position_embedding[position * WIDTH + i] + context;
 }
+
+// The candidates that one block, or a cluster of them, works on.
+struct Group {
+    int env, rows;       // rows of them, at most ROWS
+    long long first_row; // of the environment's candidates among those of all
+
+    __device__ Group(const Run& run, int number, int* candidates, int* tokens) {
+        env = number / run.groups;
+        const int first = number % run.groups * run.group;
+        rows = run.candidates - first < run.group ? run.candidates - first : run.group;
+        first_row = (long long)env * run.candidates;
+        for (int row = thread; row < ROWS; row += THREADS) {
+            candidates[row] = row < rows ? run.order[first_row + first + row] : 0;
+            tokens[row] = row < rows ? int(run.given[(first_row + candidates[row]) * run.num_given]) : 0;
+        }
+        synchronize();
+    }
+};

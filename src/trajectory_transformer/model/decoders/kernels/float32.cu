@@ -97,15 +97,9 @@ __device__ void attend(const Tile* tiles, int num_tiles, int layer, int columns,
 LAUNCHED(extend)(const Run run) {
     Room& room = *reinterpret_cast<Room*>(shared_bytes);
     Tile* tiles = reinterpret_cast<Tile*>(shared_bytes + ROOM_BYTES(Room));
-    const int env = block_index / run.groups, first = block_index % run.groups * run.group;
-    const int rows = run.candidates - first < run.group ? run.candidates - first : run.group;
-    const long long first_row = (long long)env * run.candidates;
-    for (int row = thread; row < ROWS; row += THREADS) {
-        const int candidate = row < rows ? run.order[first_row + first + row] : 0;
-        room.candidates[row] = candidate;
-        room.tokens[row] = row < rows ? int(run.given[(first_row + candidate) * run.num_given]) : 0;
-    }
-    synchronize();
+    const Group group(run, block_index / RANKS, room.candidates, room.tokens);
+    const int env = group.env, rows = group.rows;
+    const long long first_row = group.first_row;
     if (thread < LANES) {
         const int length = list_tiles(run, env, room.candidates, rows, tiles);
         if (thread == 0) room.num_tiles = length;
