@@ -191,7 +191,7 @@ def test_the_reason_why_a_model_cannot_be_fused_is_given() -> None:
     layout = LAYOUTS["plain"]
     small = GPT(layout, 5, ModelConfig(window=3, width=64, num_heads=2, num_layers=1))
     reason = why_not_fused(small, 3, bf16=True) or ""
-    assert "a width of 128, 4 heads and at most 127 bins, the model has 64, 2 and 5" in reason
+    assert "a width of 128, 4 heads, at most 4 layers and at most 127 bins, the model has 64, 2, 1 and 5" in reason
     assert why_not_fused(small, 3, bf16=False) is None
     long = GPT(layout, 5, ModelConfig(window=70, width=128, num_heads=4, num_layers=1))
     assert "at most 60 transitions" in (why_not_fused(long, 70, bf16=True) or "")

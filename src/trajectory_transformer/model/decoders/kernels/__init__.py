@@ -18,8 +18,10 @@ import torch
 
 MAX_SEGMENTS = 64  # as in common.cuh
 MAX_CANDIDATES = 4096  # of one environment, as in keep.cu
-RANKS = 2  # blocks that work together in bfloat16, as in bf16.cu
+SIDES = 2  # blocks that share a layer in bfloat16, as in matrix.cuh
+MAX_EACH = 16  # groups of candidates of one cluster, as there
 THREADS = 512
+HOST_CLUSTERS = 2  # as if so many ran at once, where a CPU runs the kernels
 
 
 class RunArguments(ctypes.Structure):
@@ -28,14 +30,14 @@ class RunArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
             "token_embedding", "position_embedding", "offsets", "readable", "context", "weights", "vectors", "heads",
-            "given", "order", "ancestors", "prompt_keys", "prompt_values", "keys", "values", "noise", "worths",
+            "given", "order", "ancestors", "lists", "prompt_keys", "prompt_values", "keys", "values", "noise", "worths",
             "tokens", "log_prob", "worth", "logits",
         )),
         *((name, ctypes.c_longlong) for name in ("stop_embedding", "prompt_stride", "layer_stride", "segment_stride")),
         ("segments", ctypes.c_int * MAX_SEGMENTS),
         *((name, ctypes.c_int) for name in (
             "depth", "current", "prompt_tiles", "prompt_columns", "tiles", "capacity", "columns", "candidates", "group",
-            "groups", "num_given", "num_slots", "start", "head_period", "head_first", "noise_slots", "noise_first",
+            "groups", "all_groups", "each", "max_tiles", "num_given", "num_slots", "start", "head_period", "head_first", "noise_slots", "noise_first",
             "allow_stop", "top_k", "estimate",
         )),
         *((name, ctypes.c_float) for name in ("temperature", "dropped", "share")),
@@ -60,6 +62,19 @@ class ArrangeArguments(ctypes.Structure):
     )
 
 
+class LaunchConfig(ctypes.Structure):
+    """`CUlaunchConfig` of the driver."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
 Machine = Literal["gpu", "fibers", "serial"]
 """What runs the kernels: a GPU, or for tests a CPU with a fiber for each GPU thread, or with one thread for a block."""
 
@@ -74,6 +89,11 @@ class Sizes:
     vocabulary: int
     bf16: bool
 
+    @property
+    def ranks(self) -> int:
+        """Blocks of a cluster in bfloat16: the whole model."""
+        return SIDES * self.layers
+
     def definitions(self) -> list[str]:
         """As the compiler's command line wants them."""
         names = ("width", "heads", "layers", "vocabulary")
@@ -82,24 +102,23 @@ class Sizes:
     def source(self, machine: Machine) -> str:
         """The whole source in the precision asked for."""
         folder = resources.files(__name__)
-        names = (f"{machine}.cuh", "common.cuh", "tiles.cuh", "bf16.cu" if self.bf16 else "float32.cu", "keep.cu")
+        own = ("matrix.cuh", "attention.cuh", "bf16.cu") if self.bf16 else ("float32.cu",)
+        names = (f"{machine}.cuh", "common.cuh", "tiles.cuh", *own, "keep.cu")
         return "\n".join(folder.joinpath(name).read_text() for name in names)
 
 
 class Kernels(Protocol):
     """Compiled kernels that can be launched."""
 
-    tile_bytes: int
-    """Shared memory of one entry in a block's list of tiles."""
-    multiprocessors: int
-    """Blocks that run at the same time."""
+    at_once: int
+    """Groups of candidates that are worked on at the same time."""
 
     @property
     def max_tiles(self) -> int:
-        """Tiles that a block's list may hold."""
+        """Tiles that a group's list may hold."""
 
-    def extend(self, arguments: RunArguments, blocks: int, max_tiles: int) -> None:
-        """Launch `extend` for so many groups of candidates, each with room for so many tiles."""
+    def extend(self, arguments: RunArguments) -> None:
+        """Launch `extend` for the groups of candidates that the arguments name."""
 
     def keep(self, arguments: KeepArguments, blocks: int) -> None:
         """Launch `keep`."""
@@ -118,7 +137,6 @@ class CudaKernels:
             raise RuntimeError(
                 f"bfloat16 needs compute capability 9, this GPU has {properties.major}.{properties.minor}"
             )
-        self.multiprocessors: int = properties.multi_processor_count
         self._device = device
         self._sizes = sizes
         self._driver = ctypes.CDLL("libcuda.so.1")
@@ -131,7 +149,7 @@ class CudaKernels:
             self._extend, self._keep, self._arrange = (
                 self._function(name) for name in (b"extend", b"keep", b"arrange")
             )
-            self._room_bytes, run_bytes, self.tile_bytes = (
+            self._room_bytes, run_bytes, self._tile_bytes = (
                 self._constant(name) for name in (b"room_bytes", b"run_bytes", b"tile_bytes")
             )
         assert run_bytes == ctypes.sizeof(RunArguments), "kernel and caller differ about the parameters"
@@ -143,16 +161,23 @@ class CudaKernels:
         for function in (self._extend, self._keep, self._arrange):
             limit = self._driver.cuFuncSetAttribute(function, 8, self._most_shared)  # dynamic shared memory
             self._check(limit, "raise the limit of shared memory")
+        self._clusters = self._count_clusters() if sizes.bf16 else properties.multi_processor_count
+        self.at_once = self._clusters * (sizes.layers if sizes.bf16 else 1)
 
     @property
     def max_tiles(self) -> int:
-        """Tiles that a block's list may hold."""
-        return (self._most_shared - self._room_bytes) // self.tile_bytes
+        """Tiles that a group's list may hold."""
+        # In bfloat16 lists lie in the GPU's memory.
+        return 1 << 20 if self._sizes.bf16 else (self._most_shared - self._room_bytes) // self._tile_bytes
 
-    def extend(self, arguments: RunArguments, blocks: int, max_tiles: int) -> None:
-        """Launch `extend` for so many groups of candidates, each with room for so many tiles."""
-        blocks *= RANKS if self._sizes.bf16 else 1
-        self._launch(self._extend, arguments, blocks, self._room_bytes + max_tiles * self.tile_bytes)
+    def extend(self, arguments: RunArguments) -> None:
+        """Launch `extend` for the groups of candidates that the arguments name."""
+        if self._sizes.bf16:
+            clusters = deal_out(arguments, self._clusters)
+            self._launch(self._extend, arguments, clusters * self._sizes.ranks, self._room_bytes)
+        else:
+            shared_bytes = self._room_bytes + arguments.max_tiles * self._tile_bytes
+            self._launch(self._extend, arguments, arguments.all_groups, shared_bytes)
 
     def keep(self, arguments: KeepArguments, blocks: int) -> None:
         """Launch `keep`."""
@@ -175,6 +200,23 @@ class CudaKernels:
         function = ctypes.c_void_p()
         self._check(self._driver.cuModuleGetFunction(ctypes.byref(function), self._module, name), "find a kernel")
         return function
+
+    def _count_clusters(self) -> int:
+        """Clusters that run at the same time: a cluster's blocks must find room in one part of the GPU."""
+        attribute = (ctypes.c_uint * 18)(4, 0, self._sizes.ranks, 1, 1)  # the size of clusters
+        config = LaunchConfig(
+            grid=(self._sizes.ranks, 1, 1),
+            block=(THREADS, 1, 1),
+            shared_bytes=self._room_bytes,
+            attributes=ctypes.addressof(attribute),
+            num_attributes=1,
+        )
+        count = ctypes.c_int()
+        code = self._driver.cuOccupancyMaxActiveClusters(ctypes.byref(count), self._extend, ctypes.byref(config))
+        self._check(code, "ask how many clusters run at once")
+        if not count.value:
+            raise RuntimeError(f"the GPU has no room for a cluster of {self._sizes.ranks} blocks")
+        return count.value
 
     def _constant(self, name: bytes) -> int:
         address, size, value = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_int()
@@ -205,19 +247,19 @@ class HostKernels:
         if done.returncode:
             raise RuntimeError(f"the kernels do not compile: {done.stderr}")
         self._library = ctypes.CDLL(str(library))
-        self.tile_bytes = ctypes.c_int.in_dll(self._library, "tile_bytes").value
-        self.multiprocessors = 4
+        self._bf16 = sizes.bf16
+        self.at_once = 4
         assert ctypes.c_int.in_dll(self._library, "run_bytes").value == ctypes.sizeof(RunArguments)
 
     @property
     def max_tiles(self) -> int:
-        """Tiles that a block's list may hold."""
+        """Tiles that a group's list may hold."""
         return 10_000
 
-    def extend(self, arguments: RunArguments, blocks: int, max_tiles: int) -> None:
+    def extend(self, arguments: RunArguments) -> None:
         """Run `extend`."""
-        del max_tiles
-        self._library.launch_extend(ctypes.byref(arguments), blocks)
+        count = deal_out(arguments, HOST_CLUSTERS) if self._bf16 else arguments.all_groups
+        self._library.launch_extend(ctypes.byref(arguments), count)
 
     def keep(self, arguments: KeepArguments, blocks: int) -> None:
         """Run `keep`."""
@@ -226,6 +268,12 @@ class HostKernels:
     def arrange(self, arguments: ArrangeArguments, blocks: int) -> None:
         """Run `arrange`."""
         self._library.launch_arrange(ctypes.byref(arguments), blocks)
+
+
+def deal_out(arguments: RunArguments, at_once: int) -> int:
+    """Deal out groups of candidates to clusters, of which so many run at once; returns how many are needed."""
+    arguments.each = min(-(-arguments.all_groups // at_once), MAX_EACH)
+    return -(-arguments.all_groups // arguments.each)
 
 
 def find_compiler() -> str | None:

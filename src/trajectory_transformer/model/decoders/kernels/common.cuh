@@ -33,6 +33,7 @@ struct Run {
     const long long* given;         // [E, K, G] tokens not read yet
     const int* order;               // [E, K], in which candidates are dealt out to blocks
     const int* ancestors;           // [E, K, MAX_SEGMENTS], rows of every segment that a candidate continues
+    void* lists;                    // [groups of all environments, max_tiles], room that bfloat16 lists its tiles in
     const Number* prompt_keys;      // [LAYERS, rows, tiles, WIDTH * TILE]
     const Number* prompt_values;
     Number* keys;                   // [segments, LAYERS, rows, tiles, WIDTH * TILE]
@@ -53,7 +54,8 @@ struct Run {
     int prompt_tiles, prompt_columns;
     int tiles, capacity;            // of a block
     int columns;                    // of the current segment, so far
-    int candidates, group, groups;  // K, rows of one block, blocks of one environment
+    int candidates, group, groups;  // K, candidates of one group, groups of one environment
+    int all_groups, each, max_tiles; // groups of all environments, of one cluster, tiles of one group at most
     int num_given, num_slots;       // G, S
     int start;                      // position of the first token to read
     int head_period, head_first;    // slots of a transition; slot predicted first
@@ -151,8 +153,15 @@ __device__ float estimate(const Run& run, const float* logits, const float* wort
     return smallest < INFINITY ? smallest : largest;
 }
 
-// Draws the token of one candidate in one slot by the Gumbel-max trick; one warp. Returns it to every lane.
-__device__ int draw(const Run& run, const float* logits, int env, int candidate, int slot, bool writes) {
+// The noise of one token that a candidate may draw in a slot.
+__device__ float noise_of(const Run& run, int env, int candidate, int slot, int token) {
+    return gumbel(run.noise[env], ((long long)candidate * run.noise_slots + run.noise_first + slot) * VOCABULARY + token);
+}
+
+// Draws the token of one candidate in one slot by the Gumbel-max trick; one warp. Returns it to every lane. `noise` has
+// that of the tokens, where there is any.
+template <typename Noise>
+__device__ int draw(const Run& run, const float* logits, Noise noise, int env, int candidate, int slot) {
     const int lane = thread % LANES;
     float own[SHARE], total = 0.0f;
     for (int i = 0; i < SHARE; ++i) own[i] = lane + i * LANES < VOCABULARY ? logits[lane + i * LANES] : -INFINITY;
@@ -168,11 +177,10 @@ __device__ int draw(const Run& run, const float* logits, int env, int candidate,
     if (noisy) filter(run, own);
     float best = -INFINITY;
     int token = VOCABULARY;
-    const long long first = ((long long)candidate * run.noise_slots + run.noise_first + slot) * VOCABULARY;
     for (int i = 0; i < SHARE; ++i) {
         const int v = lane + i * LANES;
         if (own[i] == -INFINITY) continue;
-        const float value = noisy ? own[i] + gumbel(run.noise[env], first + v) : own[i];
+        const float value = noisy ? own[i] + noise(v) : own[i];
         if (value > best) best = value, token = v;
     }
     for (int other = LANES / 2; other; other /= 2) {
@@ -181,22 +189,23 @@ __device__ int draw(const Run& run, const float* logits, int env, int candidate,
         if (value > best || (value == best && its < token)) best = value, token = its;
     }
     const long long place = ((long long)env * run.candidates + candidate) * run.num_slots + slot;
-    if (lane == 0 && writes) {
+    if (lane == 0) {
         run.tokens[place] = token;
         run.log_prob[place] = logits[token] - log_total;
     }
     if (run.worth) {
         const float worth = estimate(run, logits, run.worths + slot * (VOCABULARY - 1), log_total, token, lane);
-        if (lane == 0 && writes) run.worth[place] = worth;
+        if (lane == 0) run.worth[place] = worth;
     }
     return token;
 }
 
 // Ends a slot of one candidate: draws a token, or hands out the logits where these were asked for. One warp.
-__device__ int conclude(const Run& run, const float* logits, int env, int candidate, int slot, bool writes) {
-    if (!run.logits) return draw(run, logits, env, candidate, slot, writes);
+template <typename Noise>
+__device__ int conclude(const Run& run, const float* logits, Noise noise, int env, int candidate, int slot) {
+    if (!run.logits) return draw(run, logits, noise, env, candidate, slot);
     float* place = run.logits + ((long long)env * run.candidates + candidate) * VOCABULARY;
-    for (int v = thread % LANES; writes && v < VOCABULARY; v += LANES) place[v] = logits[v];
+    for (int v = thread % LANES; v < VOCABULARY; v += LANES) place[v] = logits[v];
     return 0;
 }
 
@@ -207,20 +216,21 @@ __device__ float embedded(const Run& run, int env, int token, int position, long
     return run.token_embedding[index * WIDTH + i] + run.position_embedding[position * WIDTH + i] + context;
 }
 
-// The candidates that one block, or a cluster of them, works on.
+// Candidates of one environment that are worked on together.
 struct Group {
-    int env, rows;       // rows of them, at most ROWS
-    long long first_row; // of the environment's candidates among those of all
+    int env, first, rows; // rows of them, at most ROWS, from `first` on in the order
+    long long first_row;  // of the environment's candidates among those of all
 
-    __device__ Group(const Run& run, int number, int* candidates, int* tokens) {
+    __device__ Group(const Run& run, int number) {
         env = number / run.groups;
-        const int first = number % run.groups * run.group;
+        first = number % run.groups * run.group;
         rows = run.candidates - first < run.group ? run.candidates - first : run.group;
         first_row = (long long)env * run.candidates;
-        for (int row = thread; row < ROWS; row += THREADS) {
-            candidates[row] = row < rows ? run.order[first_row + first + row] : 0;
-            tokens[row] = row < rows ? int(run.given[(first_row + candidates[row]) * run.num_given]) : 0;
-        }
-        synchronize();
+    }
+
+    __device__ int candidate(const Run& run, int row) const { return row < rows ? run.order[first_row + first + row] : 0; }
+
+    __device__ int given(const Run& run, int candidate, int step) const {
+        return int(run.given[(first_row + candidate) * run.num_given + step]);
     }
 };

@@ -1,35 +1,43 @@
-// Which tiles of keys and values the candidates of a block attend to. Candidates with a common ancestor share its tiles.
+// Which tiles of keys and values a group of candidates attends to. Candidates with a common ancestor share its tiles.
+
+enum Kind { PROMPT, COMPLETE, GROWING };
+
+struct Piece {
+    Kind kind;        // where it lies: in the prompt, a complete segment, the one being written
+    long long number; // of the tile there, in the first layer
+    int rows;         // bit r: candidate r of the group reads it
+    int columns;      // valid ones; -1 - i for tile i of the segment being written, which grows
+};
 
 struct Tile {
     const Number* keys;
     const Number* values;
     long long layer_stride;
-    int rows;     // bit r: candidate r of the block reads it
-    int columns;  // valid ones; -1 - i for tile i of the segment being written, which grows
+    int rows, columns; // as of a piece
 };
 
-__device__ int valid_columns(const Tile& tile, int columns) {
-    if (tile.columns >= 0) return tile.columns;
-    const int left = columns - TILE * (-1 - tile.columns);
+__device__ int valid_columns(int listed, int columns) {
+    if (listed >= 0) return listed;
+    const int left = columns - TILE * (-1 - listed);
     return left < 0 ? 0 : (left > TILE ? TILE : left);
 }
 
-// Writes the list for candidates [rows] and returns its length. For one warp.
-__device__ int list_tiles(const Run& run, int env, const int* candidates, int rows, Tile* list) {
+// Lists what candidates [rows] read by calling put(place, piece), and returns how many there are. For one warp.
+template <typename Put> __device__ int list_tiles(const Run& run, int env, const int* candidates, int rows, Put put) {
     const int lane = thread % LANES;
-    const auto ancestor = [&](int r, int segment) {
-        return run.ancestors[((long long)env * run.candidates + candidates[r]) * MAX_SEGMENTS + segment];
-    };
+    const long long in_segment = run.segment_stride / (WIDTH * TILE); // tiles
     int length = 0;
     for (int base = 0; base <= run.depth; base += LANES) {
         const int segment = base + lane;
         const int tiles = segment == 0 ? run.prompt_tiles : run.tiles;
         const int columns = segment == 0 ? run.prompt_columns : run.capacity;
-        int count = 0, leaders = 0;
-        for (int r = 0; segment <= run.depth && r < rows; ++r) {
-            const int own = ancestor(r, segment);
+        int own[ROWS], leaders = 0, count = 0; // a leader is the first to have its ancestor
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            if (segment > run.depth || r >= rows) continue;
+            own[r] = run.ancestors[((long long)env * run.candidates + candidates[r]) * MAX_SEGMENTS + segment];
             bool seen = false;
-            for (int before = 0; before < r; ++before) seen |= ancestor(before, segment) == own;
+            for (int before = 0; before < r; ++before) seen |= own[before] == own[r];
             if (!seen) leaders |= 1 << r, count += tiles;
         }
         int place = length, total = 0; // tiles of the segments before this one, and of all
@@ -39,26 +47,22 @@ __device__ int list_tiles(const Run& run, int env, const int* candidates, int ro
             total += its;
         }
         length += total;
-        for (int r = 0; r < rows && leaders; ++r) {
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
             if (!(leaders >> r & 1)) continue;
-            const int own = ancestor(r, segment);
             int mask = 0;
-            for (int other = r; other < rows; ++other)
-                mask |= (ancestor(other, segment) == own) << other;
+            for (int other = r; other < ROWS; ++other) mask |= (other < rows && own[other] == own[r]) << other;
             for (int tile = 0; tile < tiles; ++tile) {
-                const long long within = ((long long)own * tiles + tile) * WIDTH * TILE;
-                const long long begin = within + (segment ? run.segments[segment] * run.segment_stride : 0);
+                const long long begin = segment ? run.segments[segment] * in_segment : 0;
                 const int left = columns - TILE * tile;
-                list[place++] = Tile{(segment ? run.keys : run.prompt_keys) + begin, (segment ? run.values : run.prompt_values) + begin,
-                                     segment ? run.layer_stride : run.prompt_stride, mask, left < TILE ? left : TILE};
+                put(place++, Piece{segment ? COMPLETE : PROMPT, begin + (long long)own[r] * tiles + tile, mask, left < TILE ? left : TILE});
             }
         }
     }
-    for (int own = lane; own < rows * run.tiles; own += LANES) {
-        const int r = own / run.tiles, tile = own % run.tiles;
+    for (int i = lane; i < rows * run.tiles; i += LANES) {
+        const int r = i / run.tiles, tile = i % run.tiles;
         const long long row = (long long)env * run.candidates + candidates[r];
-        const long long begin = run.current * run.segment_stride + (row * run.tiles + tile) * WIDTH * TILE;
-        list[length + own] = Tile{run.keys + begin, run.values + begin, run.layer_stride, 1 << r, -1 - tile};
+        put(length + i, Piece{GROWING, run.current * in_segment + row * run.tiles + tile, 1 << r, -1 - tile});
     }
     return length + rows * run.tiles;
 }
