@@ -44,53 +44,62 @@ struct Attention {
         ++asked;
     }
 
-    float highest, total, found[4][4];
+    // Of candidates 2t and 2t + 1: what scores are taken relative to, sums of their powers over this lane's columns, and
+    // values found: numbers g, g + 8 and g + 16, g + 24.
+    float reference[2], total[2], found[2][4];
     uint4 query, first_keys, second_keys;
     uint2 value[4];
 
+    // Columns are dealt out so that lane t has 4t .. 4t + 3 of the values, and g two columns of the keys.
+    static __device__ int column() { return thread % LANES / 8 * 4 + thread / 4 % 2; } // the other is two further
+
     __device__ void read(const Number* tile_keys, const Number* tile_values) {
         const int lane = thread % LANES, g = lane / 4, t = lane % 4;
-        // Columns are dealt out so that lane t ends up with the scores of 4t .. 4t + 3.
-        const Number* keys = tile_keys + (4 * (g / 2) + g % 2) * HEAD + 8 * t;
+        const Number* keys = tile_keys + column() * HEAD + 8 * t;
         first_keys = *reinterpret_cast<const uint4*>(keys);
         second_keys = *reinterpret_cast<const uint4*>(keys + 2 * HEAD);
 #pragma unroll
         for (int j = 0; j < 4; ++j) value[j] = *reinterpret_cast<const uint2*>(tile_values + g * TILE + 4 * t + 8 * j * TILE);
     }
 
-    // Adds what was read; bit i of `open`: candidate g may see column i.
-    __device__ void add(unsigned open) {
-        open >>= thread % 4 * 4;
-        float low[4] = {}, high[4] = {}; // scores of columns 4t, 4t + 1 and of 4t + 2, 4t + 3
-        multiply_add(low, query.x, 0, query.y, 0, first_keys.x, first_keys.y);
-        multiply_add(high, query.x, 0, query.y, 0, second_keys.x, second_keys.y);
-        multiply_add(low, query.z, 0, query.w, 0, first_keys.z, first_keys.w);
-        multiply_add(high, query.z, 0, query.w, 0, second_keys.z, second_keys.w);
-        const float s0 = open & 1 ? low[0] : LOWEST, s1 = open & 2 ? low[1] : LOWEST;
-        const float s2 = open & 4 ? high[0] : LOWEST, s3 = open & 8 ? high[1] : LOWEST;
-        float higher = fmaxf(fmaxf(s0, s1), fmaxf(s2, s3));
-        higher = fmaxf(higher, from_lane(higher, 1));
-        higher = fmaxf(highest, fmaxf(higher, from_lane(higher, 2)));
-        const float shrink = exp2f(highest - higher);
-        const float p0 = open & 1 ? exp2f(s0 - higher) : 0.0f, p1 = open & 2 ? exp2f(s1 - higher) : 0.0f;
-        const float p2 = open & 4 ? exp2f(s2 - higher) : 0.0f, p3 = open & 8 ? exp2f(s3 - higher) : 0.0f;
-        total = total * shrink + ((p0 + p1) + (p2 + p3));
-        highest = higher;
-        const unsigned first = pack(p0, p1), second = pack(p2, p3);
+    // Adds what was read; `open` says whether candidates 2t and 2t + 1 may see this lane's first and second column.
+    __device__ void add(const bool (&open)[4]) {
+        float scores[4] = {};
+        multiply_add(scores, first_keys.x, second_keys.x, first_keys.y, second_keys.y, query.x, query.y);
+        multiply_add(scores, first_keys.z, second_keys.z, first_keys.w, second_keys.w, query.z, query.w);
+        float higher[2] = {LOWEST, LOWEST};
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            found[j][0] *= shrink, found[j][1] *= shrink;
-            multiply_add(found[j], first, 0, second, 0, value[j].x, value[j].y);
+        for (int i = 0; i < 4; ++i) higher[i % 2] = fmaxf(higher[i % 2], open[i] ? scores[i] : LOWEST);
+        // Powers of two have room to spare: what they are relative to has to be near the highest score only.
+        if (any_lane(higher[0] > reference[0] + 64.0f || higher[1] > reference[1] + 64.0f)) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                for (int other = 4; other < LANES; other *= 2) higher[i] = fmaxf(higher[i], from_lane(higher[i], other));
+                higher[i] = fmaxf(higher[i], reference[i]);
+                const float shrink = exp2f(reference[i] - higher[i]);
+                reference[i] = higher[i], total[i] *= shrink;
+                found[0][i] *= shrink, found[0][2 + i] *= shrink, found[1][i] *= shrink, found[1][2 + i] *= shrink;
+            }
         }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            scores[i] = open[i] ? exp2f(scores[i] - reference[i % 2]) : 0.0f;
+            total[i % 2] += scores[i];
+        }
+        const unsigned first = transposed(pack(scores[0], scores[1])), second = transposed(pack(scores[2], scores[3]));
+        multiply_add(found[0], value[0].x, value[1].x, value[0].y, value[1].y, first, second);
+        multiply_add(found[1], value[2].x, value[3].x, value[2].y, value[3].y, first, second);
     }
 
     // Queries and the tiles asked for -> `attended`. `columns` of the segment being written were there before this token.
     __device__ void attend(int columns, bool sees_itself) {
         const int warp = thread / LANES, lane = thread % LANES, g = lane / 4, t = lane % 4;
         query = *reinterpret_cast<const uint4*>(room.queries + g * OWN_STRIDE + head() * HEAD + 8 * t);
-        highest = LOWEST, total = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) found[j][0] = found[j][1] = found[j][2] = found[j][3] = 0.0f;
+        for (int i = 0; i < 2; ++i) {
+            reference[i] = LOWEST, total[i] = 0.0f;
+            found[i][0] = found[i][1] = found[i][2] = found[i][3] = 0.0f;
+        }
         int stage = 0;
         for (int index = split(); index < num_tiles; index += SPLITS) {
             wait_for_groups<AHEAD - 1>();
@@ -100,18 +109,22 @@ struct Attention {
             __syncwarp();
             ask();
             if (++stage == AHEAD) stage = 0;
-            add(listed >> g & 1 ? (1u << valid_columns((signed char)(listed >> 8), columns)) - 1 : 0);
+            const int count = valid_columns((signed char)(listed >> 8), columns);
+            const bool even = listed >> 2 * t & 1, odd = listed >> (2 * t + 1) & 1;
+            const bool first = column() < count, second = column() + 2 < count;
+            add({even && first, odd && first, even && second, odd && second});
         }
         if (sees_itself && split() == SPLITS - 1) { // which has no more tiles than others
             read(room.keys + head() * HEAD_TILE, room.values + head() * HEAD_TILE);
-            add(1u << g);
+            add({column() == 2 * t, column() == 2 * t + 1, column() + 2 == 2 * t, column() + 2 == 2 * t + 1});
         }
-        total += from_lane(total, 1);
-        total += from_lane(total, 2);
-        if (t == 0) room.tops[warp][g] = highest, room.totals[warp][g] = total;
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-            *reinterpret_cast<float2*>(&room.found[warp][g][8 * j + 2 * t]) = make_float2(found[j][0], found[j][1]);
+        for (int i = 0; i < 2; ++i) {
+            for (int other = 4; other < LANES; other *= 2) total[i] += from_lane(total[i], other);
+            if (g == 0) room.tops[warp][2 * t + i] = reference[i], room.totals[warp][2 * t + i] = total[i];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) room.found[warp][2 * t + i][g + 8 * j] = found[j / 2][j % 2 * 2 + i];
+        }
         synchronize();
         const int row = thread / OWN_WIDTH, feature = thread % OWN_WIDTH; // each thread puts one number together
         static_assert(THREADS == ROWS * OWN_WIDTH, "a thread for each number");

@@ -43,9 +43,6 @@ struct Line {
             if (piece >= 4) copy(&room.down[its_strip][4 + piece][its_lane], first_half, i);
         }
         end_group();
-        fetch(up, weights + UP_PLACE, warp * 8);
-        if (half) fetch(kept, weights + OUT_PLACE, strip * 4);
-        else fetch(kept, first_half, strip * 8);
         const float* vectors = run.vectors + layer * VECTORS;
         for (int i = thread; i < WIDTH; i += THREADS) {
             const int f = feature_of(i);
@@ -61,6 +58,14 @@ struct Line {
             room.qkv_bias[i] = vectors[(2 + i / OWN_WIDTH) * WIDTH + side * OWN_WIDTH + i % OWN_WIDTH];
         for (int i = thread; i < OWN_HIDDEN; i += THREADS) room.up_bias[i] = vectors[8 * WIDTH + side * OWN_HIDDEN + i];
         for (int i = thread; i < OWN_HEADS * HEAD_TILE; i += THREADS) room.keys[i] = room.values[i] = 0;
+    }
+
+    // Last, as nothing else needs many registers then.
+    __device__ void load_registers() {
+        const Number* weights = run.weights + (long long)(layer * SIDES + side) * PER_SIDE;
+        fetch(up, weights + UP_PLACE, warp * 8);
+        if (half) fetch(kept, weights + OUT_PLACE, strip * 4);
+        else fetch(kept, weights + DOWN_PLACE, strip * 8);
     }
 
     __device__ void make_barriers() {
@@ -185,11 +190,6 @@ struct Line {
         const uint2 next_entries = attention.entry(next_list, room.num_tiles[coming.number], 0);
         Share share;
         {
-            uint4 weights[8];
-            if (warp < QKV_STRIPS) {
-#pragma unroll
-                for (int i = 0; i < 8; ++i) weights[i] = room.qkv[(warp * 8 + i) * LANES + lane];
-            }
             if (warp < ROWS) {
                 share = take(turn, group, offset, job);
                 share.normalize(room.first_norm, room.activations);
@@ -197,6 +197,9 @@ struct Line {
             synchronize();
             free_box(turn, group);
             if (warp < QKV_STRIPS) {
+                uint4 weights[8];
+#pragma unroll
+                for (int i = 0; i < 8; ++i) weights[i] = room.qkv[(warp * 8 + i) * LANES + lane];
                 float sums[4] = {};
                 multiply(weights, room.activations, STRIDE, sums);
                 put_strip(sums);
@@ -335,5 +338,6 @@ LAUNCHED_IN_CLUSTERS(RANKS, extend)(const Run run) {
     synchronize();
     const uint2* list = line.attention.list_of(line.first_group) + 1;
     line.attention.begin(list, room.num_tiles[0], line.attention.entry(list, room.num_tiles[0], 0));
+    line.load_registers();
     line.go();
 }

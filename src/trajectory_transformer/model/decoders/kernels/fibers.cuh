@@ -111,6 +111,11 @@ template <typename V> V at_lane(V value, int lane) {
 }
 template <typename V> V from_lane(V value, int apart) { return at_lane(value, thread % LANES ^ apart); }
 inline void __syncwarp() { synchronize_warp(); }
+inline bool any_lane(bool value) {
+    int count = value;
+    for (int other = LANES / 2; other; other /= 2) count += from_lane(count, other);
+    return count > 0;
+}
 
 #ifdef BF16
 typedef unsigned long long Barrier;
@@ -143,6 +148,12 @@ inline void multiply_add(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2
         }
     }
     fibers::meet_warp();
+}
+
+inline unsigned transposed(unsigned both) {
+    const int g = thread % LANES / 4, t = thread % 4;
+    const unsigned even = at_lane(both, 8 * t + g / 2), odd = at_lane(both, 8 * t + 4 + g / 2);
+    return (g % 2 ? even >> 16 : even & 0xffffu) | (g % 2 ? odd & 0xffff0000u : odd << 16);
 }
 
 inline uint4 load_once(const uint4* place) { return *place; }

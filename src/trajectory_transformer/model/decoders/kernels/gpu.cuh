@@ -6,7 +6,13 @@
 #define LAUNCHED(name) extern "C" __global__ void __launch_bounds__(512, 1) name
 #define LAUNCHED_IN_CLUSTERS(ranks, name) extern "C" __global__ void __cluster_dims__(ranks, 1, 1) __launch_bounds__(512, 1) name
 #define block_index int(blockIdx.x)
-#define thread int(threadIdx.x)
+// A number that the compiler takes for a new one each time. Else it computes what follows from it once, before all loops,
+// and keeps it in registers that are needed for weights.
+__device__ int afresh(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+#define thread afresh(int(threadIdx.x))
 extern __shared__ __align__(128) char shared_bytes[];
 constexpr int LANES = 32, WARPS = 16;
 __device__ void synchronize() { __syncthreads(); }
@@ -15,6 +21,8 @@ __device__ void synchronize_warp() { __syncwarp(); }
 __device__ void synchronize_some(int barrier, int threads) { asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory"); }
 template <typename V> __device__ V from_lane(V value, int apart) { return __shfl_xor_sync(0xffffffffu, value, apart); }
 template <typename V> __device__ V at_lane(V value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+
+__device__ bool any_lane(bool value) { return __any_sync(0xffffffffu, value); }
 
 #ifdef BF16
 typedef unsigned long long Barrier;
@@ -33,6 +41,13 @@ __device__ void multiply_add(float (&sums)[4], unsigned a0, unsigned a1, unsigne
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Of a matrix of 8 x 8 numbers in bfloat16, lane 4g + t has numbers 2t and 2t + 1 of row g; returns them of column g.
+__device__ unsigned transposed(unsigned both) {
+    unsigned result;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(both));
+    return result;
 }
 
 // A load whose place in the program stays, of what is read once.

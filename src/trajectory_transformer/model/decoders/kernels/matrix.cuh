@@ -45,7 +45,7 @@ struct Room { // shared memory of a block
     Barrier drawn[MAX_EACH];                          // a group's tokens are there
     float tokens[MAX_EACH][ROWS][2], nothing[2];
     union {
-        struct { float tops[WARPS][ROWS], totals[WARPS][ROWS], found[WARPS][ROWS][HEAD]; }; // until `attended` is there
+        struct { float tops[WARPS][ROWS], totals[WARPS][ROWS], found[WARPS][ROWS][HEAD + 4]; }; // until `attended` is there
         struct {                                                                            // after that
             alignas(16) Number hidden[ROWS * HIDDEN_STRIDE];
             alignas(16) float x[ROWS * SUMS];
