@@ -126,18 +126,19 @@ struct Attention {
             for (int j = 0; j < 4; ++j) room.found[warp][2 * t + i][g + 8 * j] = found[j / 2][j % 2 * 2 + i];
         }
         synchronize();
-        const int row = thread / OWN_WIDTH, feature = thread % OWN_WIDTH; // each thread puts one number together
-        static_assert(THREADS == ROWS * OWN_WIDTH, "a thread for each number");
-        float top = LOWEST, whole = 0.0f, sum = 0.0f;
+        // A warp puts together a row's numbers of its head, each lane one of them; of the splits' weights each knows one.
+        static_assert(WARPS == ROWS * OWN_HEADS && HEAD == LANES, "a thread for each number");
+        const int row = split(), its = lane % SPLITS * OWN_HEADS + head();
+        float top = room.tops[its][row], weight = top, whole, sum = 0.0f;
 #pragma unroll
-        for (int s = feature / HEAD; s < WARPS; s += OWN_HEADS) top = fmaxf(top, room.tops[s][row]);
+        for (int other = 1; other < SPLITS; other *= 2) top = fmaxf(top, from_lane(top, other));
+        weight = exp2f(weight - top);
+        whole = weight * room.totals[its][row];
 #pragma unroll
-        for (int i = 0; i < SPLITS; ++i) {
-            const int s = i * OWN_HEADS + feature / HEAD;
-            const float weight = exp2f(room.tops[s][row] - top);
-            whole += weight * room.totals[s][row];
-            sum += weight * room.found[s][row][feature % HEAD];
-        }
-        room.attended[row * OWN_STRIDE + feature] = round_to(whole > 0.0f ? __fdividef(sum, whole) : 0.0f);
+        for (int other = 1; other < SPLITS; other *= 2) whole += from_lane(whole, other);
+        weight = whole > 0.0f ? __fdividef(weight, whole) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < SPLITS; ++i) sum += at_lane(weight, i) * room.found[i * OWN_HEADS + head()][row][lane];
+        room.attended[row * OWN_STRIDE + head() * HEAD + lane] = round_to(sum);
     }
 };

@@ -70,11 +70,6 @@ __device__ float warp_sum(float value) {
     return value;
 }
 
-__device__ float warp_max(float value) {
-    for (int other = LANES / 2; other; other /= 2) value = fmaxf(value, from_lane(value, other));
-    return value;
-}
-
 // The same numbers as `Gumbel.slot` in sampling.py: 24 bits of a hash of key and index.
 __device__ float gumbel(unsigned long long key, unsigned long long index) {
     unsigned long long z = key + (index + 1) * 0x9E3779B97F4A7C15ull;
@@ -101,13 +96,14 @@ __device__ void filter(const Run& run, float (&own)[SHARE]) {
         for (int i = 0; i < SHARE; ++i) own[i] = own[i] == top ? top : -INFINITY;
     } else if (run.top_k < VOCABULARY) {
         float lowest = INFINITY; // of those kept so far
-        for (float num_kept = 0.0f; num_kept < run.top_k;) {
-            float next = -INFINITY, equal = 0.0f;
+        for (int num_kept = 0; num_kept < run.top_k;) {
+            float next = -INFINITY;
+            int equal = 0;
             for (int i = 0; i < SHARE; ++i) next = own[i] < lowest ? fmaxf(next, own[i]) : next;
             lowest = warp_max(next);
             if (lowest == -INFINITY) break;
             for (int i = 0; i < SHARE; ++i) equal += own[i] == lowest;
-            num_kept += warp_sum(equal);
+            num_kept += warp_count(equal);
         }
         for (int i = 0; i < SHARE; ++i) own[i] = own[i] >= lowest ? own[i] : -INFINITY;
     }
@@ -118,12 +114,13 @@ __device__ void filter(const Run& run, float (&own)[SHARE]) {
     const float wanted = (1.0f - run.dropped) * total;
     float lowest = INFINITY, mass = 0.0f;
     while (mass < wanted) {
-        float next = 0.0f, equal = 0.0f;
+        float next = 0.0f;
+        int equal = 0;
         for (int i = 0; i < SHARE; ++i) next = prob[i] < lowest ? fmaxf(next, prob[i]) : next;
         lowest = warp_max(next);
         if (lowest == 0.0f) break;
-        for (int i = 0; i < SHARE; ++i) equal += prob[i] == lowest ? lowest : 0.0f;
-        mass += warp_sum(equal);
+        for (int i = 0; i < SHARE; ++i) equal += prob[i] == lowest;
+        mass += lowest * float(warp_count(equal));
     }
     for (int i = 0; i < SHARE; ++i) own[i] = prob[i] >= lowest ? own[i] : -INFINITY;
 }
@@ -183,11 +180,8 @@ __device__ int draw(const Run& run, const float* logits, Noise noise, int env, i
         const float value = noisy ? own[i] + noise(v) : own[i];
         if (value > best) best = value, token = v;
     }
-    for (int other = LANES / 2; other; other /= 2) {
-        const float value = from_lane(best, other);
-        const int its = from_lane(token, other);
-        if (value > best || (value == best && its < token)) best = value, token = its;
-    }
+    const float highest = warp_max(best);
+    token = warp_min(best == highest ? token : VOCABULARY);
     const long long place = ((long long)env * run.candidates + candidate) * run.num_slots + slot;
     if (lane == 0) {
         run.tokens[place] = token;

@@ -111,11 +111,14 @@ template <typename V> V at_lane(V value, int lane) {
 }
 template <typename V> V from_lane(V value, int apart) { return at_lane(value, thread % LANES ^ apart); }
 inline void __syncwarp() { synchronize_warp(); }
-inline bool any_lane(bool value) {
-    int count = value;
-    for (int other = LANES / 2; other; other /= 2) count += from_lane(count, other);
-    return count > 0;
+template <typename V, typename Join> V together(V value, Join join) {
+    for (int other = LANES / 2; other; other /= 2) value = join(value, from_lane(value, other));
+    return value;
 }
+inline float warp_max(float value) { return together(value, [](float a, float b) { return fmaxf(a, b); }); }
+inline int warp_min(int value) { return together(value, [](int a, int b) { return a < b ? a : b; }); }
+inline int warp_count(int value) { return together(value, std::plus<int>()); }
+inline bool any_lane(bool value) { return warp_count(value) > 0; }
 
 #ifdef BF16
 typedef unsigned long long Barrier;

@@ -22,6 +22,13 @@ __device__ void synchronize_some(int barrier, int threads) { asm volatile("bar.s
 template <typename V> __device__ V from_lane(V value, int apart) { return __shfl_xor_sync(0xffffffffu, value, apart); }
 template <typename V> __device__ V at_lane(V value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 
+// What a warp's lanes have together, each in one instruction. Floats are compared as integers in the same order.
+__device__ float warp_max(float value) {
+    const int bits = __float_as_int(value), highest = __reduce_max_sync(0xffffffffu, bits ^ (bits >> 31 & 0x7fffffff));
+    return __int_as_float(highest ^ (highest >> 31 & 0x7fffffff));
+}
+__device__ int warp_min(int value) { return __reduce_min_sync(0xffffffffu, value); }
+__device__ int warp_count(int value) { return __reduce_add_sync(0xffffffffu, value); }
 __device__ bool any_lane(bool value) { return __any_sync(0xffffffffu, value); }
 
 #ifdef BF16

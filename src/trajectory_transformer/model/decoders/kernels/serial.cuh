@@ -14,6 +14,9 @@ inline void synchronize() {}
 inline void synchronize_warp() {}
 template <typename V> V from_lane(V value, int) { return value; }
 template <typename V> V at_lane(V value, int) { return value; }
+inline float warp_max(float value) { return value; }
+inline int warp_min(int value) { return value; }
+inline int warp_count(int value) { return value; }
 
 inline void launch(int blocks, int, std::function<void()> body) {
     for (block_index = 0; block_index < blocks; ++block_index) body();
