@@ -97,7 +97,7 @@ def random_search(
         expected = full_pass(gpt, sequences, seen, maps)
         assert logits.shape == expected.shape
         worst = max(worst, float((logits - expected).abs().max()))
-        assert decoder.tokens.tolist() == [[each[prompt_length:] for each in row] for row in sequences]
+        assert decoder.candidates.tokens.tolist() == [[each[prompt_length:] for each in row] for row in sequences]
         if added == num_tokens:
             return worst
         # Mostly one token at a time, now and then a few.

@@ -139,7 +139,7 @@ def test_lanes_warps_and_clusters_compute_what_a_full_forward_pass_does(
     rng = np.random.default_rng(0)
     prompt = torch.from_numpy(rng.integers(21, size=(2, layout.length(1) + 2)))
     for decoder in (fused, naive):
-        decoder.begin(prompt, max_candidates=9, max_new=layout.size)
+        decoder.begin(prompt, max_candidates=9, max_new=6)
     for parents in ([[0] * 3, [0] * 3], [[0, 2, 2, 1, 2, 1, 0, 0, 2], [1, 1, 0, 2, 0, 1, 2, 1, 0]], None):
         for decoder in (fused, naive):
             if parents is not None:
@@ -152,13 +152,14 @@ def test_lanes_warps_and_clusters_compute_what_a_full_forward_pass_does(
         tokens = torch.from_numpy(rng.integers(21, size=fused.tokens.shape[:2]))
         for decoder in (fused, naive):
             decoder.append(tokens)
-    # A run of slots: each drawn token has the probability that the model gives it.
-    run = Run(2, Sampler(nucleus=0.9), Noise(torch.arange(2)).gumbel(9, 2, 21))
-    extension = fused.extend(run)
-    for slot in range(2):
-        expected = naive.logits().log_softmax(dim=-1).gather(-1, extension.tokens[..., slot, None])[..., 0]
-        torch.testing.assert_close(extension.log_prob[..., slot], expected, atol=2 * tolerance, rtol=0)
-        naive.append(extension.tokens[..., slot])
+    # Two runs of slots in one launch: each drawn token counts with the probability that the model gives it.
+    runs = [Run(count, Sampler(nucleus=0.9), Noise(torch.arange(2)).gumbel(9, count, 21)) for count in (2, 1)]
+    fused.extend(*runs)
+    expected = torch.zeros(2, 9)
+    for token in fused.tokens[..., -3:].unbind(dim=-1):
+        expected += naive.logits().log_softmax(dim=-1).gather(-1, token[..., None])[..., 0]
+        naive.append(token)
+    torch.testing.assert_close(fused.candidates.log_prob, expected, atol=3 * tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("distinct", [True, False])

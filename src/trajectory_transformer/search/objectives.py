@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from trajectory_transformer.search.beam import Candidates, Objective
+from trajectory_transformer.model.decoders import Candidates
+from trajectory_transformer.search.beam import Objective
 
 
 def log_likelihood(candidates: Candidates) -> Tensor:

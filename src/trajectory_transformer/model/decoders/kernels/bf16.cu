@@ -36,6 +36,7 @@ struct Room { // shared memory of a block
     float logits[ROWS * SUMS];
     float vectors[LAYERS * VECTORS + 2 * WIDTH];
     int candidates[ROWS], tokens[ROWS];
+    Tally tallies[ROWS];
     int num_tiles;
 };
 
@@ -229,7 +230,7 @@ LAUNCHED_IN_CLUSTERS(RANKS, extend)(const Run run) {
     Room& room = *reinterpret_cast<Room*>(shared_bytes);
     Tile* tiles = reinterpret_cast<Tile*>(shared_bytes + ROOM_BYTES(Room));
     const int rank = rank_in_cluster();
-    const Group group(run, block_index / RANKS, room.candidates, room.tokens);
+    const Group group(run, block_index / RANKS, room.candidates, room.tokens, room.tallies);
     const int env = group.env, rows = group.rows;
     const long long first_row = group.first_row;
     const int warp = thread / LANES, g = thread % LANES / 4, t = thread % 4, strip = warp % 8, half = warp / 8;
@@ -312,7 +313,7 @@ LAUNCHED_IN_CLUSTERS(RANKS, extend)(const Run run) {
         if (slot < 0) {
             if (warp < QKV_STRIPS) fetch<8>(a, weights, warp);
             for (int row = thread; row < rows; row += THREADS)
-                room.tokens[row] = int(run.given[(first_row + room.candidates[row]) * run.num_given + step + 1]);
+                room.tokens[row] = int(run.given[(first_row + room.candidates[row]) * run.given_room + step + 1]);
             synchronize();
             continue;
         }
@@ -325,7 +326,7 @@ LAUNCHED_IN_CLUSTERS(RANKS, extend)(const Run run) {
         if (warp < QKV_STRIPS) fetch<8>(a, weights, warp); // of the next token
         synchronize();
         if (warp < rows) {
-            const int token = conclude(run, room.logits + warp * SUMS, env, room.candidates[warp], slot, rank == 0);
+            const int token = conclude(run, room.logits + warp * SUMS, env, room.candidates[warp], room.tallies[warp], slot, rank == 0);
             if (thread % LANES == 0) room.tokens[warp] = token;
         }
         synchronize();

@@ -106,6 +106,12 @@ template <typename V> V at_lane(V value, int lane) {
 }
 template <typename V> V from_lane(V value, int apart) { return at_lane(value, thread % LANES ^ apart); }
 inline void __syncwarp() { synchronize_warp(); }
+inline int claim(int* place, int number) {
+    const int before = *place;
+    if (before == -1) *place = number;
+    return before;
+}
+template <typename V> void lower(V* place, V number) { *place = *place < number ? *place : number; }
 
 #ifdef BF16
 typedef unsigned long long Barrier;

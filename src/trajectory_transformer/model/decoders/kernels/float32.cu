@@ -16,6 +16,7 @@ struct Room { // shared memory of a block
     float hidden[ROWS * HIDDEN];
     float results[ROWS * RESULTS];
     int candidates[ROWS], tokens[ROWS];
+    Tally tallies[ROWS];
     int num_tiles;
 };
 
@@ -97,7 +98,7 @@ __device__ void attend(const Tile* tiles, int num_tiles, int layer, int columns,
 LAUNCHED(extend)(const Run run) {
     Room& room = *reinterpret_cast<Room*>(shared_bytes);
     Tile* tiles = reinterpret_cast<Tile*>(shared_bytes + ROOM_BYTES(Room));
-    const Group group(run, block_index / RANKS, room.candidates, room.tokens);
+    const Group group(run, block_index / RANKS, room.candidates, room.tokens, room.tallies);
     const int env = group.env, rows = group.rows;
     const long long first_row = group.first_row;
     if (thread < LANES) {
@@ -145,7 +146,7 @@ LAUNCHED(extend)(const Run run) {
         }
         if (slot < 0) {
             for (int row = thread; row < rows; row += THREADS)
-                room.tokens[row] = int(run.given[(first_row + room.candidates[row]) * run.num_given + step + 1]);
+                room.tokens[row] = int(run.given[(first_row + room.candidates[row]) * run.given_room + step + 1]);
             synchronize();
             continue;
         }
@@ -153,7 +154,7 @@ LAUNCHED(extend)(const Run run) {
         multiply<VOCABULARY_ROOM, WIDTH>(run.heads + head * VOCABULARY_ROOM * WIDTH, room.activations, room.results);
         synchronize();
         for (int row = thread / LANES; row < rows; row += WARPS) {
-            const int token = conclude(run, room.results + row * RESULTS, env, room.candidates[row], slot, true);
+            const int token = conclude(run, room.results + row * RESULTS, env, room.candidates[row], room.tallies[row], slot, true);
             if (thread % LANES == 0) room.tokens[row] = token;
         }
         synchronize();

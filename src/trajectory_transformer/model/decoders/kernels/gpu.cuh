@@ -14,6 +14,10 @@ __device__ void synchronize_warp() { __syncwarp(); }
 template <typename V> __device__ V from_lane(V value, int apart) { return __shfl_xor_sync(0xffffffffu, value, apart); }
 template <typename V> __device__ V at_lane(V value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 
+// Takes a place that holds -1; returns what it held. Then: the smaller of what a place holds and a number.
+__device__ int claim(int* place, int number) { return atomicCAS(place, -1, number); }
+template <typename V> __device__ void lower(V* place, V number) { atomicMin(place, number); }
+
 #ifdef BF16
 typedef unsigned long long Barrier;
 
