@@ -1,5 +1,6 @@
 """Beam search over any decoder: expand, score, keep. The objective alone decides what a candidate is worth."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -108,8 +109,7 @@ def beam_search(
 
     max_new = config.horizon * layout.size - layout.observation_dim
     decoder.begin(prompt, max_candidates=crowd, max_new=max_new, context=context)
-    parents = torch.zeros(envs, crowd, dtype=torch.long, device=prompt.device)  # all from the prompt
-    siblings = (torch.arange(crowd, device=prompt.device) // config.expansion).repeat(envs, 1)
+    parents = _siblings(envs, crowd, crowd, prompt.device)  # all from the prompt
     for step in range(config.horizon):
         decoder.select(parents)
         # The first action is certain to be taken: whoever plans knows that the episode goes on.
@@ -124,7 +124,7 @@ def beam_search(
         if step + 1 < config.horizon:
             gumbel = noise.gumbel(width, layout.observation_dim, vocabulary)
             decoder.extend(Run(layout.observation_dim, observe, gumbel))
-            parents = siblings
+            parents = _siblings(envs, crowd, config.expansion, prompt.device)
     return Plan(tokens=decoder.candidates.tokens, scores=scores.gather(1, kept))
 
 
@@ -141,6 +141,12 @@ def keep_best(scores: Tensor, identity: Tensor, width: int, *, distinct: bool) -
     if distinct:
         rank = rank + scores.shape[1] * _repeated(identity, rank)
     return rank.argsort(dim=1)[:, :width]
+
+
+@functools.cache
+def _siblings(envs: int, candidates: int, expansion: int, device: torch.device) -> Tensor:
+    """Parents that have `expansion` children each [E, K]. Made once, as operations on a GPU add up."""
+    return (torch.arange(candidates, device=device) // expansion).repeat(envs, 1)
 
 
 def _repeated(identity: Tensor, rank: Tensor) -> Tensor:

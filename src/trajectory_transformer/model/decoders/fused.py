@@ -20,7 +20,7 @@ from trajectory_transformer.model.decoders.kernels import (
     StoreArguments,
     cuda_kernels,
 )
-from trajectory_transformer.model.decoders.packed import PackedWeights
+from trajectory_transformer.model.decoders.packed import TILE, PackedWeights
 from trajectory_transformer.model.decoders.segments import Segments
 from trajectory_transformer.model.decoders.stepwise import Candidates, Run, StepwiseDecoder
 from trajectory_transformer.model.gpt import GPT
@@ -182,11 +182,11 @@ class FusedDecoder(StepwiseDecoder):
     def _read_anew(self, tokens: Tensor) -> None:
         """Fill the prompt's part with tokens [E, 1 or K, L] in one pass of the model."""
         envs, rows, length = tokens.shape
-        low = self.dtype == torch.bfloat16 and self.device.type == "cuda"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
-            context = None if self.context is None else self.context.repeat_interleave(rows, dim=0)
-            keys, values = self.gpt.read(tokens.flatten(0, 1), context)
-        self._segments.restart(keys, values, envs=envs, candidates=self.tokens.shape[1])
+        context = None if self.context is None else self.context.repeat_interleave(rows, dim=0)
+        keys, values = self.gpt.read(tokens.flatten(0, 1), context, self._weights.linear, multiple_of=TILE)
+        self._segments.restart(
+            keys, values, columns=sum(self._readable[:length]), envs=envs, candidates=self.tokens.shape[1]
+        )
         self._position = length
 
     def _num_visible(self) -> int:
@@ -291,7 +291,8 @@ class FusedDecoder(StepwiseDecoder):
         sampler = run.sampler
         assert run.values is None or run.values.is_contiguous()
         return PartArguments(
-            noise=None if run.noise is None else run.noise.keys.data_ptr(),
+            seeds=None if run.noise is None else run.noise.seeds.data_ptr(),
+            number=0 if run.noise is None else run.noise.number,
             worths=None if run.values is None else run.values.data_ptr(),
             num_slots=run.num_slots,
             allow_stop=run.allow_stop,

@@ -53,11 +53,14 @@ class Segments:
         self._ancestors = None
         self._complete, self._current, self.columns = [], 0, 0
 
-    def restart(self, keys: Tensor, values: Tensor, *, envs: int, candidates: int) -> None:
-        """Start from a prompt's keys and values [layers, R, H, C, d], a row for each environment or each candidate."""
+    def restart(self, keys: Tensor, values: Tensor, *, columns: int, envs: int, candidates: int) -> None:
+        """Start from a prompt's keys and values [layers, R, H, C, d], a row for each environment or each candidate.
+
+        Of the C columns, a multiple of 16, the first `columns` count.
+        """
         self._prompt_keys = pack_tiles(keys.to(self._dtype), transposed=False)
         self._prompt_values = pack_tiles(values.to(self._dtype), transposed=True)
-        self._prompt_columns = keys.shape[3]
+        self._prompt_columns = columns
         self._ancestors, self._order = _first_ancestors(envs, keys.shape[1] // envs, candidates, self._device)
         self._places = self._order
         self._complete, self.columns = [], 0

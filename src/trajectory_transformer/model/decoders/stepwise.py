@@ -160,7 +160,9 @@ class StepwiseDecoder(ABC):
         """What is left of prompts [E, L'] and candidates [E, K, n'] after `cropped` tokens behind the goal are gone."""
         goal = self.gpt.layout.goal_dim
         in_prompt = min(cropped, self.prompt.shape[1] - goal)
-        prompt = torch.cat([self.prompt[:, :goal], self.prompt[:, goal + in_prompt :]], dim=1)
+        prompt = self.prompt
+        if in_prompt:
+            prompt = torch.cat([prompt[:, :goal], prompt[:, goal + in_prompt :]], dim=1)
         return prompt, self.tokens[:, :, cropped - in_prompt :]
 
 

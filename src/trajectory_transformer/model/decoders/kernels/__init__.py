@@ -36,8 +36,8 @@ class PartArguments(ctypes.Structure):
     """`Part` of common.cuh, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("noise", "worths")),
-        *((name, ctypes.c_int) for name in ("num_slots", "allow_stop", "top_k", "estimate")),
+        *((name, ctypes.c_void_p) for name in ("seeds", "worths")),
+        *((name, ctypes.c_int) for name in ("number", "num_slots", "allow_stop", "top_k", "estimate")),
         *((name, ctypes.c_float) for name in ("temperature", "dropped", "share")),
     )
 

@@ -32,8 +32,9 @@ struct Store {
 
 // How the slots of one `Run` of stepwise.py are drawn.
 struct Part {
-    const long long* noise; // [E] keys of the noise; null takes the most likely tokens
+    const long long* seeds; // [E] of the noise; null takes the most likely tokens
     const float* worths;    // [2, VOCABULARY - 1], what the tokens of a reward and then of a value are worth, or null
+    int number;             // of the run, which with the seed makes the noise
     int num_slots;
     int allow_stop, top_k, estimate; // estimate: 1 mean, 2 sampled, 3 percentile
     float temperature, dropped;      // dropped: 1 - nucleus, negative to keep all
@@ -82,6 +83,7 @@ struct Run {
 
 // What a candidate's tokens add up to, while a block works on it.
 struct Tally {
+    unsigned long long noise[2]; // the key of each part's
     long long identity;
     float log_prob;
     int ended;
@@ -97,13 +99,17 @@ __device__ float warp_max(float value) {
     return value;
 }
 
-// The same numbers as `Gumbel.slot` in sampling.py: 24 bits of a hash of key and index.
-__device__ float gumbel(unsigned long long key, unsigned long long index) {
-    unsigned long long z = key + (index + 1) * 0x9E3779B97F4A7C15ull;
+// As `_mix` in sampling.py, of a key and a number.
+__device__ unsigned long long mix(unsigned long long key, unsigned long long number) {
+    unsigned long long z = key + number * 0x9E3779B97F4A7C15ull;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    z ^= z >> 31;
-    const float uniform = (float(z >> 40) + 0.5f) * 0x1p-24f;
+    return z ^ (z >> 31);
+}
+
+// The same numbers as `Gumbel.slot` in sampling.py: 24 bits of a hash of key and index.
+__device__ float gumbel(unsigned long long key, unsigned long long index) {
+    const float uniform = (float(mix(key, index + 1) >> 40) + 0.5f) * 0x1p-24f;
     return -logf(-logf(uniform));
 }
 
@@ -187,7 +193,7 @@ __device__ int draw(const Run& run, const float* logits, int env, int candidate,
     for (int i = 0; i < SHARE; ++i) total += expf(own[i] - top);
     const float log_total = top + logf(warp_sum(total));
 
-    const bool noisy = part.noise != nullptr;
+    const bool noisy = part.seeds != nullptr;
     for (int i = 0; i < SHARE; ++i) {
         if (lane + i * LANES == VOCABULARY - 1 && !part.allow_stop) own[i] = -INFINITY;
         if (noisy) own[i] /= part.temperature;
@@ -199,7 +205,7 @@ __device__ int draw(const Run& run, const float* logits, int env, int candidate,
     for (int i = 0; i < SHARE; ++i) {
         const int v = lane + i * LANES;
         if (own[i] == -INFINITY) continue;
-        const float value = noisy ? own[i] + gumbel(part.noise[env], first + v) : own[i];
+        const float value = noisy ? own[i] + gumbel(tally.noise[second], first + v) : own[i];
         if (value > best) best = value, token = v;
     }
     for (int other = LANES / 2; other; other /= 2) {
@@ -257,7 +263,10 @@ struct Group {
             candidates[row] = row < rows ? run.order[first_row + first + row] : 0;
             const long long place = first_row + candidates[row];
             tokens[row] = row < rows ? int(run.given[place * run.given_room]) : 0;
-            tallies[row] = Tally{run.store.identity[place], run.store.log_prob[place], run.store.ended[place]};
+            Tally& tally = tallies[row];
+            tally.identity = run.store.identity[place], tally.log_prob = run.store.log_prob[place], tally.ended = run.store.ended[place];
+            for (int i = 0; i < 2; ++i)
+                if (run.parts[i].seeds) tally.noise[i] = mix(mix(run.parts[i].seeds[env], 0), run.parts[i].number);
         }
         synchronize();
     }
