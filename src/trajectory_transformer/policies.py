@@ -161,9 +161,9 @@ class PlanningPolicy:
                 f"dimensions, got {step.observations.shape[1]} and {step.goals.shape[1]}"
             )
         for name, values in (("observations", step.observations), ("goals", step.goals[:, : layout.goal_dim])):
-            bad = np.argwhere(~np.isfinite(values) & step.active[:, None])
-            if len(bad):
-                env, dim = bad[0]
+            bad = ~np.isfinite(values) & step.active[:, None]
+            if bad.any():
+                env, dim = np.argwhere(bad)[0]
                 raise ValueError(
                     f"{name} must be finite, got {values[env, dim]} in dimension {dim} of environment {env}"
                 )

@@ -1,6 +1,7 @@
 """The fused decoder's kernels and book-keeping, run by the CPU, against full passes and the naive decoder."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from tests.model.test_decoders import LAYOUTS, random_gpt, random_search, search_lengths
 from trajectory_transformer.config import ModelConfig, PlanConfig
-from trajectory_transformer.model.decoders import FusedDecoder, Run, make_decoder
+from trajectory_transformer.model.decoders import Candidates, FusedDecoder, Run, make_decoder
 from trajectory_transformer.model.decoders.fused import sizes_of, why_not_fused
 from trajectory_transformer.model.decoders.kernels import HostKernels, Sizes, find_compiler
 from trajectory_transformer.model.decoders.packed import pack_strips
@@ -93,9 +94,13 @@ def test_searches_find_what_the_naive_decoder_finds(
                 keep=keep,  # type: ignore[arg-type]
             )
 
-        expected, found = plan(make_decoder("naive", gpt, window), keep_best), plan(fused, fused.keep)
+        naive = make_decoder("naive", gpt, window)
+        expected, found = plan(naive, keep_best), plan(fused, fused.keep)
         assert torch.equal(found.tokens, expected.tokens), seed
         torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=1e-4)
+        for field in fields(Candidates):
+            parts = (getattr(decoder.candidates, field.name) for decoder in (fused, naive))
+            torch.testing.assert_close(*parts, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["plain", "goal-rewards"])
@@ -139,7 +144,7 @@ def test_lanes_warps_and_clusters_compute_what_a_full_forward_pass_does(
     rng = np.random.default_rng(0)
     prompt = torch.from_numpy(rng.integers(21, size=(2, layout.length(1) + 2)))
     for decoder in (fused, naive):
-        decoder.begin(prompt, max_candidates=9, max_new=layout.size)
+        decoder.begin(prompt, max_candidates=9, max_new=6)
     for parents in ([[0] * 3, [0] * 3], [[0, 2, 2, 1, 2, 1, 0, 0, 2], [1, 1, 0, 2, 0, 1, 2, 1, 0]], None):
         for decoder in (fused, naive):
             if parents is not None:
@@ -152,13 +157,18 @@ def test_lanes_warps_and_clusters_compute_what_a_full_forward_pass_does(
         tokens = torch.from_numpy(rng.integers(21, size=fused.tokens.shape[:2]))
         for decoder in (fused, naive):
             decoder.append(tokens)
-    # A run of slots: each drawn token has the probability that the model gives it.
-    run = Run(2, Sampler(nucleus=0.9), Noise(torch.arange(2)).gumbel(9, 2, 21))
-    extension = fused.extend(run)
-    for slot in range(2):
-        expected = naive.logits().log_softmax(dim=-1).gather(-1, extension.tokens[..., slot, None])[..., 0]
-        torch.testing.assert_close(extension.log_prob[..., slot], expected, atol=2 * tolerance, rtol=0)
-        naive.append(extension.tokens[..., slot])
+    # Two runs of slots in one launch: each drawn token counts with the probability that the model gives it.
+    runs = [Run(count, Sampler(nucleus=0.9), Noise(torch.arange(2)).gumbel(9, count, 21)) for count in (2, 1)]
+    fused.extend(*runs)
+    expected = torch.zeros(2, 9)
+    for token in fused.tokens[..., -3:].unbind(dim=-1):
+        expected += naive.logits().log_softmax(dim=-1).gather(-1, token[..., None])[..., 0]
+        naive.append(token)
+    torch.testing.assert_close(fused.candidates.log_prob, expected, atol=3 * tolerance, rtol=0)
+    for count in (20, 300, 700):  # sorted within a warp, by all threads, and by all with two numbers each
+        scores, identity = (torch.from_numpy(rng.integers(count // 2, size=(2, count))) for _ in range(2))
+        kept = fused.keep(scores.float(), identity, count // 2, distinct=True)
+        assert torch.equal(kept, keep_best(scores.float(), identity, count // 2, distinct=True))
 
 
 @pytest.mark.parametrize("distinct", [True, False])

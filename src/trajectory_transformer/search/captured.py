@@ -18,10 +18,10 @@ Search = Callable[[Tensor, Tensor, Tensor | None], Plan]
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    prompts: Tensor
-    seeds: Tensor
+    given: Tensor  # [L + 1, E], prompts and seeds on the host, whence the graph takes them
     context: Tensor | None
     plan: Plan
+    done: torch.cuda.Event  # the last replay has ended
 
 
 class CapturedSearch:
@@ -41,40 +41,45 @@ class CapturedSearch:
         """Plans for prompts [E, L] on the host. They are overwritten by the next call."""
         num_envs = len(prompts)
         extra = (1 << (num_envs - 1).bit_length()) - num_envs
-        prompts, seeds = _padded(prompts, extra), _padded(seeds, extra)
+        given = _padded(torch.cat([prompts, seeds[:, None]], dim=1), extra).t()  # [L + 1, E]
         context = None if context is None else _padded(context, extra)
         self._refresh()
-        shape = (prompts.shape[0], prompts.shape[1])
+        shape = (given.shape[0], given.shape[1])
         if shape not in self._graphs:
-            self._graphs[shape] = self._capture(prompts, seeds, context)
+            self._graphs[shape] = self._capture(given, context)
         captured = self._graphs[shape]
         if captured is None:
-            plan = self._search(prompts.to(self._device), seeds.to(self._device), context)
+            plan = self._run(given.to(self._device), context)
         else:
-            captured.prompts.copy_(prompts, non_blocking=True)
-            captured.seeds.copy_(seeds, non_blocking=True)
+            captured.done.synchronize()
+            captured.given.copy_(given)
             if captured.context is not None and context is not None:
                 captured.context.copy_(context)
             captured.graph.replay()
+            captured.done.record()
             plan = captured.plan
         return Plan(plan.tokens[:num_envs], plan.scores[:num_envs])
 
-    def _capture(self, prompts: Tensor, seeds: Tensor, context: Tensor | None) -> _Captured | None:
-        prompts, seeds = prompts.to(self._device), seeds.to(self._device)
+    def _run(self, given: Tensor, context: Tensor | None) -> Plan:
+        return self._search(given[:-1].t(), given[-1], context)
+
+    def _capture(self, given: Tensor, context: Tensor | None) -> _Captured | None:
+        staged = given.contiguous().pin_memory()
         context = None if context is None else context.clone()
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            self._search(prompts, seeds, context)  # what is made once (compiled kernels, buffers) must be there before
+            # What is made once (compiled kernels, buffers) must be there before.
+            self._run(staged.to(self._device, non_blocking=True), context)
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                plan = self._search(prompts, seeds, context)
+                plan = self._run(staged.to(self._device, non_blocking=True), context)
         except RuntimeError as error:
             log.warning("planning without a CUDA graph, step by step: %s", error)
             return None
-        return _Captured(graph, prompts, seeds, context, plan)
+        return _Captured(graph, staged, context, plan, torch.cuda.Event())  # type: ignore[no-untyped-call]
 
 
 def _padded(rows: Tensor, extra: int) -> Tensor:

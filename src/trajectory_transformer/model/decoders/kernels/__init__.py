@@ -17,11 +17,31 @@ from typing import Literal, Protocol
 import torch
 
 MAX_SEGMENTS = 64  # as in common.cuh
-MAX_CANDIDATES = 4096  # of one environment, as in keep.cu
+MAX_CANDIDATES = 4096  # of one environment, as in select.cu
+MAX_PARTS = 2  # runs of slots that one launch takes, as in common.cuh
 SIDES = 2  # blocks that share a layer in bfloat16, as in matrix.cuh
-MAX_EACH = 16  # groups of candidates of one cluster, as there
+DRAWN_EACH = 4  # groups of candidates that one layer draws tokens for, as there
 THREADS = 512
 HOST_CLUSTERS = 2  # as if so many ran at once, where a CPU runs the kernels
+
+
+class StoreArguments(ctypes.Structure):
+    """`Store` of common.cuh, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("tokens", "rewards", "log_prob", "value", "ended", "identity")),
+        *((name, ctypes.c_int) for name in ("token_room", "reward_room", "num_tokens", "num_rewards")),
+    )
+
+
+class PartArguments(ctypes.Structure):
+    """`Part` of common.cuh, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("seeds", "worths")),
+        *((name, ctypes.c_int) for name in ("number", "num_slots", "allow_stop", "top_k", "estimate")),
+        *((name, ctypes.c_float) for name in ("temperature", "dropped", "share")),
+    )
 
 
 class RunArguments(ctypes.Structure):
@@ -30,22 +50,22 @@ class RunArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
             "token_embedding", "position_embedding", "offsets", "readable", "context", "weights", "vectors", "heads",
-            "given", "order", "ancestors", "lists", "prompt_keys", "prompt_values", "keys", "values", "noise", "worths",
-            "tokens", "log_prob", "worth", "logits",
+            "given", "order", "ancestors", "lists", "prompt_keys", "prompt_values", "keys", "values", "logits",
         )),
+        ("store", StoreArguments),
+        ("parts", PartArguments * MAX_PARTS),
         *((name, ctypes.c_longlong) for name in ("stop_embedding", "prompt_stride", "layer_stride", "segment_stride")),
         ("segments", ctypes.c_int * MAX_SEGMENTS),
         *((name, ctypes.c_int) for name in (
             "depth", "current", "prompt_tiles", "prompt_columns", "tiles", "capacity", "columns", "candidates", "group",
-            "groups", "all_groups", "each", "max_tiles", "num_given", "num_slots", "start", "head_period", "head_first", "noise_slots", "noise_first",
-            "allow_stop", "top_k", "estimate",
+            "groups", "all_groups", "each", "max_tiles", "given_room", "num_given", "num_slots", "first_slot", "start",
+            "head_period", "head_first",
         )),
-        *((name, ctypes.c_float) for name in ("temperature", "dropped", "share")),
     )  # fmt: skip
 
 
 class KeepArguments(ctypes.Structure):
-    """`Ranking` of keep.cu, field by field."""
+    """`Ranking` of select.cu, field by field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("scores", "identity", "kept")),
@@ -53,13 +73,20 @@ class KeepArguments(ctypes.Structure):
     )
 
 
-class ArrangeArguments(ctypes.Structure):
-    """`Arrangement` of keep.cu, field by field."""
+class SelectArguments(ctypes.Structure):
+    """`Selection` of select.cu, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("parents", "places", "order", "new_places")),
-        *((name, ctypes.c_int) for name in ("candidates", "candidates_before")),
-    )
+        ("parents", ctypes.c_void_p),
+        *((name, StoreArguments) for name in ("before", "after")),
+        *((name, ctypes.c_void_p) for name in (
+            "ancestors", "new_ancestors", "places", "new_places", "order", "columns", "new_columns",
+        )),
+        ("plane_stride", ctypes.c_longlong),
+        *((name, ctypes.c_int) for name in (
+            "row_numbers", "candidates", "candidates_before", "depth", "completes",
+        )),
+    )  # fmt: skip
 
 
 class LaunchConfig(ctypes.Structure):
@@ -103,7 +130,7 @@ class Sizes:
         """The whole source in the precision asked for."""
         folder = resources.files(__name__)
         own = ("matrix.cuh", "attention.cuh", "bf16.cu") if self.bf16 else ("float32.cu",)
-        names = (f"{machine}.cuh", "common.cuh", "tiles.cuh", *own, "keep.cu")
+        names = (f"{machine}.cuh", "common.cuh", "tiles.cuh", *own, "select.cu")
         return "\n".join(folder.joinpath(name).read_text() for name in names)
 
 
@@ -120,11 +147,11 @@ class Kernels(Protocol):
     def extend(self, arguments: RunArguments) -> None:
         """Launch `extend` for the groups of candidates that the arguments name."""
 
-    def keep(self, arguments: KeepArguments, blocks: int) -> None:
+    def keep(self, arguments: KeepArguments, envs: int) -> None:
         """Launch `keep`."""
 
-    def arrange(self, arguments: ArrangeArguments, blocks: int) -> None:
-        """Launch `arrange`."""
+    def select(self, arguments: SelectArguments, envs: int) -> None:
+        """Launch `select_parents`."""
 
 
 class CudaKernels:
@@ -146,8 +173,8 @@ class CudaKernels:
             module = ctypes.c_void_p()
             self._check(self._driver.cuModuleLoadData(ctypes.byref(module), cubin), "load the kernels")
             self._module = module
-            self._extend, self._keep, self._arrange = (
-                self._function(name) for name in (b"extend", b"keep", b"arrange")
+            self._extend, self._keep, self._select = (
+                self._function(name) for name in (b"extend", b"keep", b"select_parents")
             )
             self._room_bytes, run_bytes, self._tile_bytes = (
                 self._constant(name) for name in (b"room_bytes", b"run_bytes", b"tile_bytes")
@@ -158,7 +185,7 @@ class CudaKernels:
             raise RuntimeError(
                 f"a block needs {self._room_bytes} bytes of shared memory, the GPU has {self._most_shared}"
             )
-        for function in (self._extend, self._keep, self._arrange):
+        for function in (self._extend, self._keep, self._select):
             limit = self._driver.cuFuncSetAttribute(function, 8, self._most_shared)  # dynamic shared memory
             self._check(limit, "raise the limit of shared memory")
         self._clusters = self._count_clusters() if sizes.bf16 else properties.multi_processor_count
@@ -173,19 +200,20 @@ class CudaKernels:
     def extend(self, arguments: RunArguments) -> None:
         """Launch `extend` for the groups of candidates that the arguments name."""
         if self._sizes.bf16:
-            clusters = deal_out(arguments, self._clusters)
+            clusters = deal_out(arguments, self._clusters, self._sizes.layers)
             self._launch(self._extend, arguments, clusters * self._sizes.ranks, self._room_bytes)
         else:
             shared_bytes = self._room_bytes + arguments.max_tiles * self._tile_bytes
             self._launch(self._extend, arguments, arguments.all_groups, shared_bytes)
 
-    def keep(self, arguments: KeepArguments, blocks: int) -> None:
+    def keep(self, arguments: KeepArguments, envs: int) -> None:
         """Launch `keep`."""
-        self._launch(self._keep, arguments, blocks, arguments.candidates * 32)
+        self._launch(self._keep, arguments, envs, 32 * _sorting_room(arguments.candidates))
 
-    def arrange(self, arguments: ArrangeArguments, blocks: int) -> None:
-        """Launch `arrange`."""
-        self._launch(self._arrange, arguments, blocks, arguments.candidates * 16)
+    def select(self, arguments: SelectArguments, envs: int) -> None:
+        """Launch `select_parents`."""
+        blocks = envs * (arguments.candidates + 1)
+        self._launch(self._select, arguments, blocks, 8 * _sorting_room(arguments.candidates))
 
     def _launch(self, function: ctypes.c_void_p, arguments: ctypes.Structure, blocks: int, shared_bytes: int) -> None:
         stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
@@ -247,7 +275,7 @@ class HostKernels:
         if done.returncode:
             raise RuntimeError(f"the kernels do not compile: {done.stderr}")
         self._library = ctypes.CDLL(str(library))
-        self._bf16 = sizes.bf16
+        self._sizes = sizes
         self.at_once = 4
         assert ctypes.c_int.in_dll(self._library, "run_bytes").value == ctypes.sizeof(RunArguments)
 
@@ -258,21 +286,26 @@ class HostKernels:
 
     def extend(self, arguments: RunArguments) -> None:
         """Run `extend`."""
-        count = deal_out(arguments, HOST_CLUSTERS) if self._bf16 else arguments.all_groups
+        count = deal_out(arguments, HOST_CLUSTERS, self._sizes.layers) if self._sizes.bf16 else arguments.all_groups
         self._library.launch_extend(ctypes.byref(arguments), count)
 
-    def keep(self, arguments: KeepArguments, blocks: int) -> None:
+    def keep(self, arguments: KeepArguments, envs: int) -> None:
         """Run `keep`."""
-        self._library.launch_keep(ctypes.byref(arguments), blocks)
+        self._library.launch_keep(ctypes.byref(arguments), envs)
 
-    def arrange(self, arguments: ArrangeArguments, blocks: int) -> None:
-        """Run `arrange`."""
-        self._library.launch_arrange(ctypes.byref(arguments), blocks)
+    def select(self, arguments: SelectArguments, envs: int) -> None:
+        """Run `select_parents`."""
+        self._library.launch_select(ctypes.byref(arguments), envs * (arguments.candidates + 1))
 
 
-def deal_out(arguments: RunArguments, at_once: int) -> int:
+def _sorting_room(count: int) -> int:
+    """Numbers that a sort of `count` has room for, as in select.cu."""
+    return max(1 << (count - 1).bit_length(), 32)
+
+
+def deal_out(arguments: RunArguments, at_once: int, layers: int) -> int:
     """Deal out groups of candidates to clusters, of which so many run at once; returns how many are needed."""
-    arguments.each = min(-(-arguments.all_groups // at_once), MAX_EACH)
+    arguments.each = min(-(-arguments.all_groups // at_once), DRAWN_EACH * layers)
     return -(-arguments.all_groups // arguments.each)
 
 

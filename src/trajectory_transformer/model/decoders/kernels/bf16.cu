@@ -84,6 +84,10 @@ struct Line {
         for (int i = thread; i < count * ROWS; i += THREADS)
             room.candidates[i / ROWS][i % ROWS] = Group(run, first_group + i / ROWS).candidate(run, i % ROWS);
         synchronize();
+        for (int i = thread; i < num_drawn(layer) * ROWS; i += THREADS) {
+            const int number = layer + i / ROWS * LAYERS;
+            room.tallies[i / ROWS][i % ROWS] = Group(run, first_group + number).tally(run, room.candidates[number][i % ROWS]);
+        }
         for (int number = layer * SIDES + side + RANKS * warp; number < count; number += RANKS * WARPS) {
             const Group group(run, first_group + number);
             uint2* list = const_cast<uint2*>(attention.list_of(first_group + number));
@@ -259,7 +263,8 @@ struct Line {
 
     __device__ void draw_tokens(const Turn& turn, int slot, int drawn_before) {
         const Group group(run, first_group + turn.number);
-        const int row = strip;
+        const int row = strip, candidate = room.candidates[turn.number][row];
+        Tally& tally = room.tallies[turn.number / LAYERS][row];
         uint4 weights[8];
         if (!half) {
             fetch(weights, run.heads + (long long)((run.head_first + slot) % run.head_period) * VOCABULARY_ROOM * WIDTH, strip * 8);
@@ -267,9 +272,9 @@ struct Line {
             wait_for(&room.finished.arrived, drawn_before & 1);
             for (int part = 0; part < SIDES; ++part) share.add(room.finished.parts[part] + row * SUMS);
             share.normalize(room.last_norm, room.activations);
-        } else if (run.noise && row < group.rows) {
+        } else if (run.parts[Slot(run, slot).part].seeds && row < group.rows) {
             for (int token = lane; token < VOCABULARY; token += LANES)
-                room.noise[row][token] = noise_of(run, group.env, room.candidates[turn.number][row], slot, token);
+                room.noise[row][token] = noise_of(run, tally, candidate, slot, token);
         }
         synchronize();
         if (thread == 0) {
@@ -286,8 +291,7 @@ struct Line {
         synchronize();
         if (half || row >= group.rows) return;
         const auto noise = [&](int token) { return room.noise[row][token]; };
-        const int candidate = room.candidates[turn.number][row];
-        const float token = float(conclude(run, room.logits + row * SUMS, noise, group.env, candidate, slot));
+        const float token = float(conclude(run, room.logits + row * SUMS, noise, group.env, candidate, tally, slot));
         if (lane == 0 && slot + 1 < run.num_slots) {
             for (int to = 0; to < SIDES; ++to) send(room.tokens[turn.number][row], token, 0.0f, &room.drawn[turn.number], to);
         }

@@ -119,6 +119,12 @@ inline float warp_max(float value) { return together(value, [](float a, float b)
 inline int warp_min(int value) { return together(value, [](int a, int b) { return a < b ? a : b; }); }
 inline int warp_count(int value) { return together(value, std::plus<int>()); }
 inline bool any_lane(bool value) { return warp_count(value) > 0; }
+inline int claim(int* place, int number) {
+    const int before = *place;
+    if (before == -1) *place = number;
+    return before;
+}
+template <typename V> void lower(V* place, V number) { *place = *place < number ? *place : number; }
 
 #ifdef BF16
 typedef unsigned long long Barrier;

@@ -16,6 +16,7 @@ struct Room { // shared memory of a block
     float hidden[ROWS * HIDDEN];
     float results[ROWS * RESULTS];
     int candidates[ROWS], tokens[ROWS];
+    Tally tallies[ROWS];
     int num_tiles;
 };
 
@@ -101,6 +102,7 @@ LAUNCHED(extend)(const Run run) {
     for (int row = thread; row < ROWS; row += THREADS) {
         room.candidates[row] = group.candidate(run, row);
         room.tokens[row] = row < group.rows ? group.given(run, room.candidates[row], 0) : 0;
+        room.tallies[row] = group.tally(run, room.candidates[row]);
     }
     synchronize();
     const int env = group.env, rows = group.rows;
@@ -164,8 +166,9 @@ LAUNCHED(extend)(const Run run) {
         synchronize();
         for (int row = thread / LANES; row < rows; row += WARPS) {
             const int candidate = room.candidates[row];
-            const auto noise = [&](int token) { return noise_of(run, env, candidate, slot, token); };
-            const int token = conclude(run, room.results + row * RESULTS, noise, env, candidate, slot);
+            Tally& tally = room.tallies[row];
+            const auto noise = [&](int token) { return noise_of(run, tally, candidate, slot, token); };
+            const int token = conclude(run, room.results + row * RESULTS, noise, env, candidate, tally, slot);
             if (thread % LANES == 0) room.tokens[row] = token;
         }
         synchronize();

@@ -31,6 +31,10 @@ __device__ int warp_min(int value) { return __reduce_min_sync(0xffffffffu, value
 __device__ int warp_count(int value) { return __reduce_add_sync(0xffffffffu, value); }
 __device__ bool any_lane(bool value) { return __any_sync(0xffffffffu, value); }
 
+// Takes a place that holds -1; returns what it held. Then: the smaller of what a place holds and a number.
+__device__ int claim(int* place, int number) { return atomicCAS(place, -1, number); }
+template <typename V> __device__ void lower(V* place, V number) { atomicMin(place, number); }
+
 #ifdef BF16
 typedef unsigned long long Barrier;
 

@@ -18,7 +18,8 @@ constexpr int PER_SIDE = 12 * WIDTH * WIDTH / SIDES, OUT_PLACE = 3 * OWN_WIDTH *
               DOWN_PLACE = UP_PLACE + OWN_HIDDEN * WIDTH;
 constexpr int QKV_STRIPS = 3 * OWN_WIDTH / 16; // 12: one for each of as many warps
 constexpr int STRIPS = WIDTH / 16;             // 8, of `out`, `down` and heads
-constexpr int MAX_EACH = 16;                   // groups of one cluster
+constexpr int DRAWN_EACH = 4;                  // groups that one layer draws tokens for, at most
+constexpr int MAX_EACH = DRAWN_EACH * LAYERS;  // groups of one cluster
 constexpr int PART = ROWS * WIDTH * 4;         // bytes of one part of the sums
 static_assert(HEADS == 4 && HEAD == 32 && VOCABULARY <= 128, "see why_not_fused");
 
@@ -59,6 +60,7 @@ struct Room { // shared memory of a block
         down_bias[WIDTH], last_norm[2 * WIDTH];
     int listed[WARPS][AHEAD]; // rows and columns of the tiles on their way
     int candidates[MAX_EACH][ROWS], num_tiles[MAX_EACH];
+    Tally tallies[DRAWN_EACH][ROWS];
 };
 
 __device__ Number round_to(float value) { return Number(pack(value, 0.0f)); }
