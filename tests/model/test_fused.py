@@ -127,20 +127,23 @@ def test_a_decoder_sees_weights_that_change_between_searches(make_fused: MakeDec
                 parameter.mul_(-1.5)
 
 
-@pytest.mark.parametrize(("bf16", "tolerance"), [(False, 1e-5), (True, 3e-2)])
+# With two layers and three groups of candidates for each cluster, groups follow each other from layer to layer, and some
+# wait for their turn.
+@pytest.mark.parametrize(("bf16", "layers", "rows", "tolerance"), [(False, 1, None, 1e-5), (True, 2, 4, 3e-2)])
 def test_lanes_warps_and_clusters_compute_what_a_full_forward_pass_does(
-    tmp_path: Path, bf16: bool, tolerance: float
+    tmp_path: Path, bf16: bool, layers: int, rows: int | None, tolerance: float
 ) -> None:
-    # Every GPU thread is a fiber here, the matrix instructions and the exchange within clusters included.
+    # Every GPU thread is a fiber here, the matrix instructions and what travels within clusters included.
     if find_compiler() is None:
         pytest.skip("no C++ compiler to build the kernels with")
     layout = LAYOUTS["goal-1-rewards"]
-    gpt = GPT(layout, 20, ModelConfig(window=3, dropout=0.0, num_layers=1)).eval().requires_grad_(False)
+    gpt = GPT(layout, 20, ModelConfig(window=3, dropout=0.0, num_layers=layers)).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     gpt.token_embedding.weight.normal_(generator=generator)
     gpt.position_embedding.normal_(std=0.3, generator=generator)
     kernels = HostKernels(sizes_of(gpt, bf16=bf16), tmp_path, "fibers")
     fused, naive = FusedDecoder(gpt, bf16=bf16, kernels=kernels), make_decoder("naive", gpt)
+    fused.rows_per_block = rows
     rng = np.random.default_rng(0)
     prompt = torch.from_numpy(rng.integers(21, size=(2, layout.length(1) + 2)))
     for decoder in (fused, naive):

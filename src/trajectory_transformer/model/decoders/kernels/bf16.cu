@@ -81,15 +81,18 @@ struct Line {
 
     // Blocks share the work, as all need the same lists.
     __device__ void list_all() {
-        for (int i = thread; i < count * ROWS; i += THREADS)
-            room.candidates[i / ROWS][i % ROWS] = Group(run, first_group + i / ROWS).candidate(run, i % ROWS);
+        for (int i = thread; i < count * ROWS; i += THREADS) {
+            const Group group(run, first_group + i / ROWS);
+            if (i % ROWS == 0) room.groups[i / ROWS] = group;
+            room.candidates[i / ROWS][i % ROWS] = group.candidate(run, i % ROWS);
+        }
         synchronize();
         for (int i = thread; i < num_drawn(layer) * ROWS; i += THREADS) {
             const int number = layer + i / ROWS * LAYERS;
-            room.tallies[i / ROWS][i % ROWS] = Group(run, first_group + number).tally(run, room.candidates[number][i % ROWS]);
+            room.tallies[i / ROWS][i % ROWS] = room.groups[number].tally(run, room.candidates[number][i % ROWS]);
         }
         for (int number = layer * SIDES + side + RANKS * warp; number < count; number += RANKS * WARPS) {
-            const Group group(run, first_group + number);
+            const Group& group = room.groups[number];
             uint2* list = const_cast<uint2*>(attention.list_of(first_group + number));
             const auto put = [&](int place, const Piece& piece) {
                 const unsigned listed = piece.rows | (piece.columns & 255) << 8 | (piece.kind == PROMPT) << 16;
@@ -186,7 +189,7 @@ struct Line {
     __device__ int num_drawn(int drawer) const { return (count - drawer + LAYERS - 1) / LAYERS; } // groups a layer draws for
 
     __device__ void work(const Turn& turn, int job, bool kept_column, int columns, long long offset) {
-        const Group group(run, first_group + turn.number);
+        const Group& group = room.groups[turn.number];
         const int parity = job & 1;
         Turn coming = turn;
         coming.next(count);
@@ -262,7 +265,7 @@ struct Line {
     // -- Drawing tokens ---------------------------------------------------------------------------------------------
 
     __device__ void draw_tokens(const Turn& turn, int slot, int drawn_before) {
-        const Group group(run, first_group + turn.number);
+        const Group& group = room.groups[turn.number];
         const int row = strip, candidate = room.candidates[turn.number][row];
         Tally& tally = room.tallies[turn.number / LAYERS][row];
         uint4 weights[8];

@@ -59,6 +59,7 @@ struct Room { // shared memory of a block
     alignas(16) float first_norm[2 * WIDTH], qkv_bias[3 * OWN_WIDTH], out_bias[WIDTH], second_norm[2 * WIDTH], up_bias[OWN_HIDDEN],
         down_bias[WIDTH], last_norm[2 * WIDTH];
     int listed[WARPS][AHEAD]; // rows and columns of the tiles on their way
+    Group groups[MAX_EACH];
     int candidates[MAX_EACH][ROWS], num_tiles[MAX_EACH];
     Tally tallies[DRAWN_EACH][ROWS];
 };
