@@ -10,6 +10,7 @@ from trajectory_transformer.model.decoders.kernels import (
     MAX_CANDIDATES,
     MAX_PARTS,
     MAX_SEGMENTS,
+    RANKS,
     KeepArguments,
     Kernels,
     PartArguments,
@@ -242,7 +243,6 @@ class FusedDecoder(StepwiseDecoder):
             candidates=candidates,
             group=group,
             groups=groups,
-            all_groups=envs * groups,
             given_room=given.stride(1),
             num_given=given.shape[2],
             num_slots=num_slots,
@@ -258,10 +258,7 @@ class FusedDecoder(StepwiseDecoder):
                 f"the fused decoder reads at most {self._kernels.max_tiles} pieces of context at once, this search "
                 f"needs {max_tiles}: lower search.window or use search.decoder cached"
             )
-        # In bfloat16 each group's list of tiles goes here, its length before it.
-        lists = torch.empty(envs * groups, 1 + max_tiles, 2, dtype=torch.int32, device=self.device)
-        arguments.lists, arguments.max_tiles = lists.data_ptr(), lists.shape[1]
-        self._kernels.extend(arguments)
+        self._kernels.extend(arguments, envs * groups, max_tiles)
         num_read = given.shape[2] - 1 + num_slots
         segments.columns += self._columns_of(num_read)
         self._position += num_read
@@ -317,10 +314,11 @@ class FusedDecoder(StepwiseDecoder):
         return torch.cat([rest, own], dim=2)
 
     def _group(self, rows: int) -> int:
-        """Candidates that are worked on together: few enough to keep the whole GPU busy."""
+        """Candidates of one block: more share a reading of the weights, fewer keep more multiprocessors busy."""
         if self.rows_per_block is not None:
             return self.rows_per_block
-        return min(-(-rows // self._kernels.at_once), MAX_ROWS)
+        at_once = self._kernels.multiprocessors // (RANKS if self.dtype == torch.bfloat16 else 1)
+        return min(-(-rows // at_once), MAX_ROWS)
 
 
 def _num_rewards(parts: Sequence[Run], first: int, count: int) -> int:
@@ -340,10 +338,10 @@ def sizes_of(gpt: GPT, *, bf16: bool) -> Sizes:
 def why_not_fused(gpt: GPT, window: int, *, bf16: bool) -> str | None:
     """The reason why a model's search cannot be fused, if there is one."""
     config = gpt.config
-    if bf16 and (config.width != 128 or config.num_heads != 4 or config.num_layers > 4 or gpt.num_bins > 127):
+    if bf16 and (config.width != 128 or config.num_heads != 4 or gpt.num_bins > 127):
         return (
-            "in bfloat16 it is for a width of 128, 4 heads, at most 4 layers and at most 127 bins, the model has "
-            f"{config.width}, {config.num_heads}, {config.num_layers} and {gpt.num_bins}"
+            "in bfloat16 it is for a width of 128, 4 heads and at most 127 bins, the model has "
+            f"{config.width}, {config.num_heads} and {gpt.num_bins}"
         )
     if window > MAX_SEGMENTS - 4:
         return f"it sees at most {MAX_SEGMENTS - 4} transitions at once, the window has {window}"

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trajectory_transformer.model.decoders.kernels import SIDES
+from trajectory_transformer.model.decoders.kernels import RANKS
 from trajectory_transformer.model.gpt import GPT, Block, apply_linear
 
 TILE = 16  # columns of keys and values that are kept together, as in common.cuh
@@ -61,16 +61,16 @@ class PackedWeights:
         return packed + [part.to(self._dtype) for layer in self._layers for part in (layer.weight, layer.bias)]
 
     def _matrices_of(self, block: Block) -> list[Tensor]:
-        """The matrices of a block: transposed, or side by side what each of the two blocks that share it needs."""
+        """The matrices of a block: transposed, or rank by rank what each of the blocks that work together needs."""
         if not self._fast:
             return [layer.weight.t().flatten() for layer in (block.qkv, block.out, block.up, block.down)]
         parts = []
-        for side in range(SIDES):
-            qkv = torch.cat([kind.chunk(SIDES)[side] for kind in block.qkv.weight.chunk(3)])
+        for rank in range(RANKS):
+            qkv = torch.cat([kind.chunk(RANKS)[rank] for kind in block.qkv.weight.chunk(3)])
             # The layer before leaves outputs 0, 8, 1, 9 .. of every 16 side by side.
-            down = block.down.weight.chunk(SIDES, dim=1)[side]
+            down = block.down.weight.chunk(RANKS, dim=1)[rank]
             down = down.reshape(len(down), -1, 2, 8).mT.flatten(1)
-            out, up = block.out.weight.chunk(SIDES, dim=1)[side], block.up.weight.chunk(SIDES)[side]
+            out, up = block.out.weight.chunk(RANKS, dim=1)[rank], block.up.weight.chunk(RANKS)[rank]
             # Two halves of the inputs of `down` are summed apart.
             parts += [pack_strips(matrix) for matrix in (qkv, out, up, *down.chunk(2, dim=1))]
         return parts

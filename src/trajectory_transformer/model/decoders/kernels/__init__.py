@@ -19,10 +19,8 @@ import torch
 MAX_SEGMENTS = 64  # as in common.cuh
 MAX_CANDIDATES = 4096  # of one environment, as in select.cu
 MAX_PARTS = 2  # runs of slots that one launch takes, as in common.cuh
-SIDES = 2  # blocks that share a layer in bfloat16, as in matrix.cuh
-DRAWN_EACH = 4  # groups of candidates that one layer draws tokens for, as there
+RANKS = 2  # blocks that work together in bfloat16, as in matrix.cuh
 THREADS = 512
-HOST_CLUSTERS = 2  # as if so many ran at once, where a CPU runs the kernels
 
 
 class StoreArguments(ctypes.Structure):
@@ -50,7 +48,7 @@ class RunArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
             "token_embedding", "position_embedding", "offsets", "readable", "context", "weights", "vectors", "heads",
-            "given", "order", "ancestors", "lists", "prompt_keys", "prompt_values", "keys", "values", "logits",
+            "given", "order", "ancestors", "prompt_keys", "prompt_values", "keys", "values", "logits",
         )),
         ("store", StoreArguments),
         ("parts", PartArguments * MAX_PARTS),
@@ -58,8 +56,7 @@ class RunArguments(ctypes.Structure):
         ("segments", ctypes.c_int * MAX_SEGMENTS),
         *((name, ctypes.c_int) for name in (
             "depth", "current", "prompt_tiles", "prompt_columns", "tiles", "capacity", "columns", "candidates", "group",
-            "groups", "all_groups", "each", "max_tiles", "given_room", "num_given", "num_slots", "first_slot", "start",
-            "head_period", "head_first",
+            "groups", "given_room", "num_given", "num_slots", "first_slot", "start", "head_period", "head_first",
         )),
     )  # fmt: skip
 
@@ -89,19 +86,6 @@ class SelectArguments(ctypes.Structure):
     )  # fmt: skip
 
 
-class LaunchConfig(ctypes.Structure):
-    """`CUlaunchConfig` of the driver."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("num_attributes", ctypes.c_uint),
-    )
-
-
 Machine = Literal["gpu", "fibers", "serial"]
 """What runs the kernels: a GPU, or for tests a CPU with a fiber for each GPU thread, or with one thread for a block."""
 
@@ -115,11 +99,6 @@ class Sizes:
     layers: int
     vocabulary: int
     bf16: bool
-
-    @property
-    def ranks(self) -> int:
-        """Blocks of a cluster in bfloat16: the whole model."""
-        return SIDES * self.layers
 
     def definitions(self) -> list[str]:
         """As the compiler's command line wants them."""
@@ -137,15 +116,17 @@ class Sizes:
 class Kernels(Protocol):
     """Compiled kernels that can be launched."""
 
-    at_once: int
-    """Groups of candidates that are worked on at the same time."""
+    tile_bytes: int
+    """Shared memory of one entry in a block's list of tiles."""
+    multiprocessors: int
+    """Blocks that run at the same time."""
 
     @property
     def max_tiles(self) -> int:
-        """Tiles that a group's list may hold."""
+        """Tiles that a block's list may hold."""
 
-    def extend(self, arguments: RunArguments) -> None:
-        """Launch `extend` for the groups of candidates that the arguments name."""
+    def extend(self, arguments: RunArguments, blocks: int, max_tiles: int) -> None:
+        """Launch `extend` for so many groups of candidates, each with room for so many tiles."""
 
     def keep(self, arguments: KeepArguments, envs: int) -> None:
         """Launch `keep`."""
@@ -164,6 +145,7 @@ class CudaKernels:
             raise RuntimeError(
                 f"bfloat16 needs compute capability 9, this GPU has {properties.major}.{properties.minor}"
             )
+        self.multiprocessors: int = properties.multi_processor_count
         self._device = device
         self._sizes = sizes
         self._driver = ctypes.CDLL("libcuda.so.1")
@@ -176,7 +158,7 @@ class CudaKernels:
             self._extend, self._keep, self._select = (
                 self._function(name) for name in (b"extend", b"keep", b"select_parents")
             )
-            self._room_bytes, run_bytes, self._tile_bytes = (
+            self._room_bytes, run_bytes, self.tile_bytes = (
                 self._constant(name) for name in (b"room_bytes", b"run_bytes", b"tile_bytes")
             )
         assert run_bytes == ctypes.sizeof(RunArguments), "kernel and caller differ about the parameters"
@@ -188,23 +170,16 @@ class CudaKernels:
         for function in (self._extend, self._keep, self._select):
             limit = self._driver.cuFuncSetAttribute(function, 8, self._most_shared)  # dynamic shared memory
             self._check(limit, "raise the limit of shared memory")
-        self._clusters = self._count_clusters() if sizes.bf16 else properties.multi_processor_count
-        self.at_once = self._clusters * (sizes.layers if sizes.bf16 else 1)
 
     @property
     def max_tiles(self) -> int:
-        """Tiles that a group's list may hold."""
-        # In bfloat16 lists lie in the GPU's memory.
-        return 1 << 20 if self._sizes.bf16 else (self._most_shared - self._room_bytes) // self._tile_bytes
+        """Tiles that a block's list may hold."""
+        return (self._most_shared - self._room_bytes) // self.tile_bytes
 
-    def extend(self, arguments: RunArguments) -> None:
-        """Launch `extend` for the groups of candidates that the arguments name."""
-        if self._sizes.bf16:
-            clusters = deal_out(arguments, self._clusters, self._sizes.layers)
-            self._launch(self._extend, arguments, clusters * self._sizes.ranks, self._room_bytes)
-        else:
-            shared_bytes = self._room_bytes + arguments.max_tiles * self._tile_bytes
-            self._launch(self._extend, arguments, arguments.all_groups, shared_bytes)
+    def extend(self, arguments: RunArguments, blocks: int, max_tiles: int) -> None:
+        """Launch `extend` for so many groups of candidates, each with room for so many tiles."""
+        blocks *= RANKS if self._sizes.bf16 else 1
+        self._launch(self._extend, arguments, blocks, self._room_bytes + max_tiles * self.tile_bytes)
 
     def keep(self, arguments: KeepArguments, envs: int) -> None:
         """Launch `keep`."""
@@ -228,23 +203,6 @@ class CudaKernels:
         function = ctypes.c_void_p()
         self._check(self._driver.cuModuleGetFunction(ctypes.byref(function), self._module, name), "find a kernel")
         return function
-
-    def _count_clusters(self) -> int:
-        """Clusters that run at the same time: a cluster's blocks must find room in one part of the GPU."""
-        attribute = (ctypes.c_uint * 18)(4, 0, self._sizes.ranks, 1, 1)  # the size of clusters
-        config = LaunchConfig(
-            grid=(self._sizes.ranks, 1, 1),
-            block=(THREADS, 1, 1),
-            shared_bytes=self._room_bytes,
-            attributes=ctypes.addressof(attribute),
-            num_attributes=1,
-        )
-        count = ctypes.c_int()
-        code = self._driver.cuOccupancyMaxActiveClusters(ctypes.byref(count), self._extend, ctypes.byref(config))
-        self._check(code, "ask how many clusters run at once")
-        if not count.value:
-            raise RuntimeError(f"the GPU has no room for a cluster of {self._sizes.ranks} blocks")
-        return count.value
 
     def _constant(self, name: bytes) -> int:
         address, size, value = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_int()
@@ -275,19 +233,19 @@ class HostKernels:
         if done.returncode:
             raise RuntimeError(f"the kernels do not compile: {done.stderr}")
         self._library = ctypes.CDLL(str(library))
-        self._sizes = sizes
-        self.at_once = 4
+        self.tile_bytes = ctypes.c_int.in_dll(self._library, "tile_bytes").value
+        self.multiprocessors = 4
         assert ctypes.c_int.in_dll(self._library, "run_bytes").value == ctypes.sizeof(RunArguments)
 
     @property
     def max_tiles(self) -> int:
-        """Tiles that a group's list may hold."""
+        """Tiles that a block's list may hold."""
         return 10_000
 
-    def extend(self, arguments: RunArguments) -> None:
+    def extend(self, arguments: RunArguments, blocks: int, max_tiles: int) -> None:
         """Run `extend`."""
-        count = deal_out(arguments, HOST_CLUSTERS, self._sizes.layers) if self._sizes.bf16 else arguments.all_groups
-        self._library.launch_extend(ctypes.byref(arguments), count)
+        del max_tiles
+        self._library.launch_extend(ctypes.byref(arguments), blocks)
 
     def keep(self, arguments: KeepArguments, envs: int) -> None:
         """Run `keep`."""
@@ -301,12 +259,6 @@ class HostKernels:
 def _sorting_room(count: int) -> int:
     """Numbers that a sort of `count` has room for, as in select.cu."""
     return max(1 << (count - 1).bit_length(), 32)
-
-
-def deal_out(arguments: RunArguments, at_once: int, layers: int) -> int:
-    """Deal out groups of candidates to clusters, of which so many run at once; returns how many are needed."""
-    arguments.each = min(-(-arguments.all_groups // at_once), DRAWN_EACH * layers)
-    return -(-arguments.all_groups // arguments.each)
 
 
 def find_compiler() -> str | None:

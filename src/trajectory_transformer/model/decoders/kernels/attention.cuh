@@ -1,47 +1,32 @@
-// Attention in bfloat16. Each warp takes one head and every SPLITS-th tile of a group's list; their results are put
-// together at the end. Tiles are asked for long before they are needed: what earlier tokens left does not change.
+// Attention in bfloat16. Each warp takes one head and every SPLITS-th tile of the list; their results are put together at
+// the end. Tiles are asked for long before they are needed: what earlier tokens left does not change.
 
 struct Attention {
-    const Run& run;
     Room& room;
-    const int layer, side;
-    const uint2* list; // of the group whose tiles are on their way
-    uint2 entries;     // a lane's of that list: of every 32 tiles that this warp takes, one
-    int num_tiles, asked;
+    const Tile* tiles;
+    const int num_tiles, rank;
+    int asked;
 
     static __device__ int split() { return thread / LANES / OWN_HEADS; }
     static __device__ int head() { return thread / LANES % OWN_HEADS; }
 
-    __device__ const uint2* list_of(int group) const { return static_cast<const uint2*>(run.lists) + (long long)group * run.max_tiles; }
-
-    static __device__ uint2 entry(const uint2* list, int num_tiles, int first) {
-        const int index = split() + (first + thread % LANES) * SPLITS;
-        return index < num_tiles ? list[index] : uint2{0, 0};
-    }
-
-    // Asks for the first tiles of a group, whose entries were read before.
-    __device__ void begin(const uint2* its_list, int its_num_tiles, uint2 first_entries) {
-        list = its_list, num_tiles = its_num_tiles, entries = first_entries, asked = 0;
-        for (int i = 0; i < AHEAD; ++i) ask();
-    }
-
-    __device__ void ask() {
-        const int warp = thread / LANES, lane = thread % LANES;
-        if (split() + asked * SPLITS < num_tiles) {
-            if (asked && asked % LANES == 0) entries = entry(list, num_tiles, asked);
-            const unsigned number = at_lane(entries.x, asked % LANES), listed = at_lane(entries.y, asked % LANES);
-            const bool prompt = listed >> 16;
-            const long long from = (long long)number * (WIDTH * TILE) + layer * (prompt ? run.prompt_stride : run.layer_stride)
-                + (side * OWN_HEADS + head()) * HEAD_TILE + 8 * lane;
-            const Number* keys = (prompt ? run.prompt_keys : run.keys) + from;
-            const Number* values = (prompt ? run.prompt_values : run.values) + from;
+    __device__ void ask(int layer) {
+        const int warp = thread / LANES, lane = thread % LANES, index = split() + asked * SPLITS;
+        if (index < num_tiles) {
+            const Tile& tile = tiles[index];
+            const long long from = layer * tile.layer_stride + (rank * OWN_HEADS + head()) * HEAD_TILE + 8 * lane;
             Number* into = &room.tiles[warp][asked % AHEAD][0][8 * lane];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) begin_copy(into + i * 256, (i < 2 ? keys : values) + i % 2 * 256);
-            if (lane == 0) room.listed[warp][asked % AHEAD] = int(listed);
+            for (int i = 0; i < 4; ++i) begin_copy(into + i * 256, (i < 2 ? tile.keys : tile.values) + from + i % 2 * 256);
         }
         end_group();
         ++asked;
+    }
+
+    // Asks for the first tiles of a layer.
+    __device__ void begin(int layer) {
+        asked = 0;
+        for (int i = 0; i < AHEAD; ++i) ask(layer);
     }
 
     // Of candidates 2t and 2t + 1: what scores are taken relative to, sums of their powers over this lane's columns, and
@@ -91,8 +76,8 @@ struct Attention {
         multiply_add(found[1], value[2].x, value[3].x, value[2].y, value[3].y, first, second);
     }
 
-    // Queries and the tiles asked for -> `attended`. `columns` of the segment being written were there before this token.
-    __device__ void attend(int columns, bool sees_itself) {
+    // Looks for the queries in the tiles asked for. `columns` of the segment being written were there before this token.
+    __device__ void attend(int layer, int columns, bool sees_itself) {
         const int warp = thread / LANES, lane = thread % LANES, g = lane / 4, t = lane % 4;
         query = *reinterpret_cast<const uint4*>(room.queries + g * OWN_STRIDE + head() * HEAD + 8 * t);
 #pragma unroll
@@ -105,12 +90,11 @@ struct Attention {
             wait_for_groups<AHEAD - 1>();
             __syncwarp();
             read(room.tiles[warp][stage][0], room.tiles[warp][stage][1]);
-            const int listed = room.listed[warp][stage];
             __syncwarp();
-            ask();
+            ask(layer);
             if (++stage == AHEAD) stage = 0;
-            const int count = valid_columns((signed char)(listed >> 8), columns);
-            const bool even = listed >> 2 * t & 1, odd = listed >> (2 * t + 1) & 1;
+            const int count = valid_columns(tiles[index].columns, columns), rows = tiles[index].rows >> 2 * t;
+            const bool even = rows & 1, odd = rows & 2;
             const bool first = column() < count, second = column() + 2 < count;
             add({even && first, odd && first, even && second, odd && second});
         }
@@ -121,24 +105,37 @@ struct Attention {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             for (int other = 4; other < LANES; other *= 2) total[i] += from_lane(total[i], other);
-            if (g == 0) room.tops[warp][2 * t + i] = reference[i], room.totals[warp][2 * t + i] = total[i];
+            if (g == 0) room.tops[2 * t + i][head()][split()] = reference[i], room.totals[2 * t + i][head()][split()] = total[i];
 #pragma unroll
             for (int j = 0; j < 4; ++j) room.found[warp][2 * t + i][g + 8 * j] = found[j / 2][j % 2 * 2 + i];
         }
-        synchronize();
-        // A warp puts together a row's numbers of its head, each lane one of them; of the splits' weights each knows one.
-        static_assert(WARPS == ROWS * OWN_HEADS && HEAD == LANES, "a thread for each number");
-        const int row = split(), its = lane % SPLITS * OWN_HEADS + head();
-        float top = room.tops[its][row], weight = top, whole, sum = 0.0f;
+    }
+
+    static constexpr int EACH = 4, QUADS = HEAD / EACH;
+    static_assert(SPLITS == 8 && ROWS * OWN_HEADS * QUADS <= LANES * 8, "two loads of four; none of those who do `out`");
+    static __device__ bool combines() { return thread < ROWS * OWN_HEADS * QUADS; }
+
+    // Puts together what the warps found, four numbers each of some threads.
+    __device__ void combine() {
+        const int row = thread / (OWN_HEADS * QUADS), head = thread / QUADS % OWN_HEADS, place = thread % QUADS * EACH;
+        const float4* tops = reinterpret_cast<const float4*>(room.tops[row][head]);
+        const float4* totals = reinterpret_cast<const float4*>(room.totals[row][head]);
+        const float4 t0 = tops[0], t1 = tops[1], w0 = totals[0], w1 = totals[1];
+        const float its_tops[SPLITS] = {t0.x, t0.y, t0.z, t0.w, t1.x, t1.y, t1.z, t1.w};
+        const float its_totals[SPLITS] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
+        float top = LOWEST, whole = 0.0f, sums[EACH] = {};
 #pragma unroll
-        for (int other = 1; other < SPLITS; other *= 2) top = fmaxf(top, from_lane(top, other));
-        weight = exp2f(weight - top);
-        whole = weight * room.totals[its][row];
+        for (int s = 0; s < SPLITS; ++s) top = fmaxf(top, its_tops[s]);
 #pragma unroll
-        for (int other = 1; other < SPLITS; other *= 2) whole += from_lane(whole, other);
-        weight = whole > 0.0f ? __fdividef(weight, whole) : 0.0f;
-#pragma unroll
-        for (int i = 0; i < SPLITS; ++i) sum += at_lane(weight, i) * room.found[i * OWN_HEADS + head()][row][lane];
-        room.attended[row * OWN_STRIDE + head() * HEAD + lane] = round_to(sum);
+        for (int s = 0; s < SPLITS; ++s) {
+            const float weight = exp2f(its_tops[s] - top);
+            const float4 its = *reinterpret_cast<const float4*>(&room.found[s * OWN_HEADS + head][row][place]);
+            whole += weight * its_totals[s];
+            sums[0] += weight * its.x, sums[1] += weight * its.y, sums[2] += weight * its.z, sums[3] += weight * its.w;
+        }
+        const float scale = whole > 0.0f ? __fdividef(1.0f, whole) : 0.0f;
+        unsigned* attended = reinterpret_cast<unsigned*>(room.attended + row * OWN_STRIDE + head * HEAD + place);
+        attended[0] = pack(sums[0] * scale, sums[1] * scale);
+        attended[1] = pack(sums[2] * scale, sums[3] * scale);
     }
 };

@@ -56,7 +56,6 @@ struct Run {
     const long long* given;         // [E, K, given_room], the first G of them are tokens not read yet
     const int* order;               // [E, K], in which candidates are dealt out to blocks
     const int* ancestors;           // [E, K, MAX_SEGMENTS], rows of every segment that a candidate continues
-    void* lists;                    // [groups of all environments, max_tiles], room that bfloat16 lists its tiles in
     const Number* prompt_keys;      // [LAYERS, rows, tiles, WIDTH * TILE]
     const Number* prompt_values;
     Number* keys;                   // [segments, LAYERS, rows, tiles, WIDTH * TILE]
@@ -74,8 +73,7 @@ struct Run {
     int prompt_tiles, prompt_columns;
     int tiles, capacity;            // of a block
     int columns;                    // of the current segment, so far
-    int candidates, group, groups;  // K, candidates of one group, groups of one environment
-    int all_groups, each, max_tiles; // groups of all environments, of one cluster, tiles of one group at most
+    int candidates, group, groups;  // K, rows of one block, blocks of one environment
     int given_room;
     int num_given, num_slots;       // G, S
     int first_slot;                 // slots of the parts that were drawn by launches before this one
@@ -200,7 +198,7 @@ __device__ float noise_of(const Run& run, const Tally& tally, int candidate, int
 // Draws the token of one candidate in one slot by the Gumbel-max trick; one warp. Returns it to every lane. `noise` has
 // that of the tokens, where there is any.
 template <typename Noise>
-__device__ int draw(const Run& run, const float* logits, Noise noise, int env, int candidate, Tally& tally, int slot) {
+__device__ int draw(const Run& run, const float* logits, Noise noise, int env, int candidate, Tally& tally, int slot, bool writes) {
     const int lane = thread % LANES;
     const Slot place(run, slot);
     const Part& part = run.parts[place.part];
@@ -235,22 +233,24 @@ __device__ int draw(const Run& run, const float* logits, Noise noise, int env, i
             tally.identity = (unsigned long long)tally.identity * 6364136223846793005ull + (token + 1);
             tally.ended |= token == VOCABULARY - 1;
         }
-        store.tokens[row * store.token_room + store.num_tokens + slot] = token;
-        const float earned = tally.ended ? 0.0f : worth;
-        if (part.worths && place.index == 0) store.rewards[row * store.reward_room + store.num_rewards] = earned;
-        if (part.worths && place.index == 1) store.value[row] = earned;
-        if (slot + 1 == run.num_slots)
-            store.log_prob[row] = tally.log_prob, store.identity[row] = tally.identity, store.ended[row] = tally.ended;
+        if (writes) {
+            store.tokens[row * store.token_room + store.num_tokens + slot] = token;
+            const float earned = tally.ended ? 0.0f : worth;
+            if (part.worths && place.index == 0) store.rewards[row * store.reward_room + store.num_rewards] = earned;
+            if (part.worths && place.index == 1) store.value[row] = earned;
+            if (slot + 1 == run.num_slots)
+                store.log_prob[row] = tally.log_prob, store.identity[row] = tally.identity, store.ended[row] = tally.ended;
+        }
     }
     return token;
 }
 
 // Ends a slot of one candidate: draws a token, or hands out the logits where these were asked for. One warp.
 template <typename Noise>
-__device__ int conclude(const Run& run, const float* logits, Noise noise, int env, int candidate, Tally& tally, int slot) {
-    if (!run.logits) return draw(run, logits, noise, env, candidate, tally, slot);
+__device__ int conclude(const Run& run, const float* logits, Noise noise, int env, int candidate, Tally& tally, int slot, bool writes) {
+    if (!run.logits) return draw(run, logits, noise, env, candidate, tally, slot, writes);
     float* place = run.logits + ((long long)env * run.candidates + candidate) * VOCABULARY;
-    for (int v = thread % LANES; v < VOCABULARY; v += LANES) place[v] = logits[v];
+    for (int v = thread % LANES; writes && v < VOCABULARY; v += LANES) place[v] = logits[v];
     return 0;
 }
 

@@ -36,7 +36,7 @@ struct Machine {
     ucontext_t home;
     int current = 0, first_block = 0;
     std::vector<char*> shared;
-    std::vector<Meeting> blocks, warps, some; // of every block 16 that some of its warps use
+    std::vector<Meeting> blocks, warps;
     Meeting cluster;
     std::vector<unsigned> words; // 8 of every fiber, to show to its warp
     std::map<const void*, Counted> counted;
@@ -69,7 +69,7 @@ inline void launch(int blocks, int ranks, std::function<void()> body) {
     const int count = ranks * BLOCK;
     m.contexts.resize(count), m.stacks.resize(size_t(count) * STACK), m.words.resize(count * 8);
     for (m.first_block = 0; m.first_block < blocks; m.first_block += ranks) {
-        m.done.assign(count, 0), m.blocks.assign(ranks, {}), m.some.assign(16 * ranks, {}), m.warps.assign(count / LANES, {}), m.cluster = {}, m.counted.clear();
+        m.done.assign(count, 0), m.blocks.assign(ranks, {}), m.warps.assign(count / LANES, {}), m.cluster = {}, m.counted.clear();
         for (char* bytes : m.shared) memset(bytes, 0x7b, SHARED); // nobody may count on zeros
         for (int i = 0; i < count; ++i) {
             getcontext(&m.contexts[i]);
@@ -98,9 +98,6 @@ using fibers::launch;
 
 inline void synchronize() { fibers::meet(fibers::machine.blocks[fibers::machine.current / fibers::BLOCK], fibers::BLOCK); }
 inline void synchronize_warp() { fibers::meet_warp(); }
-inline void synchronize_some(int barrier, int threads) {
-    fibers::meet(fibers::machine.some[fibers::machine.current / fibers::BLOCK * 16 + barrier], threads);
-}
 
 template <typename V> V at_lane(V value, int lane) {
     memcpy(fibers::words_of(thread % LANES), &value, sizeof(V));

@@ -108,12 +108,7 @@ LAUNCHED(extend)(const Run run) {
     const int env = group.env, rows = group.rows;
     const long long first_row = group.first_row;
     if (thread < LANES) {
-        const int length = list_tiles(run, env, room.candidates, rows, [&](int place, const Piece& piece) {
-            const bool prompt = piece.kind == PROMPT;
-            const long long begin = piece.number * WIDTH * TILE;
-            tiles[place] = Tile{(prompt ? run.prompt_keys : run.keys) + begin, (prompt ? run.prompt_values : run.values) + begin,
-                                prompt ? run.prompt_stride : run.layer_stride, piece.rows, piece.columns};
-        });
+        const int length = list_tiles(run, env, room.candidates, rows, tiles);
         if (thread == 0) room.num_tiles = length;
     }
     synchronize();
@@ -168,7 +163,7 @@ LAUNCHED(extend)(const Run run) {
             const int candidate = room.candidates[row];
             Tally& tally = room.tallies[row];
             const auto noise = [&](int token) { return noise_of(run, tally, candidate, slot, token); };
-            const int token = conclude(run, room.results + row * RESULTS, noise, env, candidate, tally, slot);
+            const int token = conclude(run, room.results + row * RESULTS, noise, env, candidate, tally, slot, true);
             if (thread % LANES == 0) room.tokens[row] = token;
         }
         synchronize();

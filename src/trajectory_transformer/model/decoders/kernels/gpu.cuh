@@ -17,8 +17,6 @@ extern __shared__ __align__(128) char shared_bytes[];
 constexpr int LANES = 32, WARPS = 16;
 __device__ void synchronize() { __syncthreads(); }
 __device__ void synchronize_warp() { __syncwarp(); }
-// Some of a block's warps wait for each other; there are 15 such barriers.
-__device__ void synchronize_some(int barrier, int threads) { asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory"); }
 template <typename V> __device__ V from_lane(V value, int apart) { return __shfl_xor_sync(0xffffffffu, value, apart); }
 template <typename V> __device__ V at_lane(V value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 

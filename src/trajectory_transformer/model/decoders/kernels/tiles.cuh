@@ -1,19 +1,11 @@
-// Which tiles of keys and values a group of candidates attends to. Candidates with a common ancestor share its tiles.
-
-enum Kind { PROMPT, COMPLETE, GROWING };
-
-struct Piece {
-    Kind kind;        // where it lies: in the prompt, a complete segment, the one being written
-    long long number; // of the tile there, in the first layer
-    int rows;         // bit r: candidate r of the group reads it
-    int columns;      // valid ones; -1 - i for tile i of the segment being written, which grows
-};
+// Which tiles of keys and values the candidates of a block attend to. Candidates with a common ancestor share its tiles.
 
 struct Tile {
     const Number* keys;
     const Number* values;
     long long layer_stride;
-    int rows, columns; // as of a piece
+    int rows;     // bit r: candidate r of the block reads it
+    int columns;  // valid ones; -1 - i for tile i of the segment being written, which grows
 };
 
 __device__ int valid_columns(int listed, int columns) {
@@ -22,10 +14,9 @@ __device__ int valid_columns(int listed, int columns) {
     return left < 0 ? 0 : (left > TILE ? TILE : left);
 }
 
-// Lists what candidates [rows] read by calling put(place, piece), and returns how many there are. For one warp.
-template <typename Put> __device__ int list_tiles(const Run& run, int env, const int* candidates, int rows, Put put) {
+// Writes the list for candidates [rows] and returns its length. For one warp.
+__device__ int list_tiles(const Run& run, int env, const int* candidates, int rows, Tile* list) {
     const int lane = thread % LANES;
-    const long long in_segment = run.segment_stride / (WIDTH * TILE); // tiles
     int length = 0;
     for (int base = 0; base <= run.depth; base += LANES) {
         const int segment = base + lane;
@@ -53,16 +44,19 @@ template <typename Put> __device__ int list_tiles(const Run& run, int env, const
             int mask = 0;
             for (int other = r; other < ROWS; ++other) mask |= (other < rows && own[other] == own[r]) << other;
             for (int tile = 0; tile < tiles; ++tile) {
-                const long long begin = segment ? run.segments[segment] * in_segment : 0;
+                const long long within = ((long long)own[r] * tiles + tile) * WIDTH * TILE;
+                const long long begin = within + (segment ? run.segments[segment] * run.segment_stride : 0);
                 const int left = columns - TILE * tile;
-                put(place++, Piece{segment ? COMPLETE : PROMPT, begin + (long long)own[r] * tiles + tile, mask, left < TILE ? left : TILE});
+                list[place++] = Tile{(segment ? run.keys : run.prompt_keys) + begin, (segment ? run.values : run.prompt_values) + begin,
+                                     segment ? run.layer_stride : run.prompt_stride, mask, left < TILE ? left : TILE};
             }
         }
     }
     for (int i = lane; i < rows * run.tiles; i += LANES) {
         const int r = i / run.tiles, tile = i % run.tiles;
         const long long row = (long long)env * run.candidates + candidates[r];
-        put(length + i, Piece{GROWING, run.current * in_segment + row * run.tiles + tile, 1 << r, -1 - tile});
+        const long long begin = run.current * run.segment_stride + (row * run.tiles + tile) * WIDTH * TILE;
+        list[length + i] = Tile{run.keys + begin, run.values + begin, run.layer_stride, 1 << r, -1 - tile};
     }
     return length + rows * run.tiles;
 }
