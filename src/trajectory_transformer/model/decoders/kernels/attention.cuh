@@ -5,7 +5,7 @@ struct Attention {
     Room& room;
     const Tile* tiles;
     const int num_tiles, rank;
-    int asked;
+    int asked, asked_stage;
 
     static __device__ int split() { return thread / LANES / OWN_HEADS; }
     static __device__ int head() { return thread / LANES % OWN_HEADS; }
@@ -14,18 +14,21 @@ struct Attention {
         const int warp = thread / LANES, lane = thread % LANES, index = split() + asked * SPLITS;
         if (index < num_tiles) {
             const Tile& tile = tiles[index];
-            const long long from = layer * tile.layer_stride + (rank * OWN_HEADS + head()) * HEAD_TILE + 8 * lane;
-            Number* into = &room.tiles[warp][asked % AHEAD][0][8 * lane];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) begin_copy(into + i * 256, (i < 2 ? tile.keys : tile.values) + from + i % 2 * 256);
+            const long long from = (long long)(layer * tile.tiles_of_layer) * (WIDTH * TILE) + (rank * OWN_HEADS + head()) * HEAD_TILE + 8 * lane;
+            const Number* keys = tile.keys + from;
+            const Number* values = tile.values + from;
+            Number* into = &room.tiles[warp][asked_stage][0][8 * lane];
+            begin_copy(into, keys), begin_copy(into + HEAD_TILE / 2, keys + HEAD_TILE / 2);
+            begin_copy(into + HEAD_TILE, values), begin_copy(into + HEAD_TILE * 3 / 2, values + HEAD_TILE / 2);
         }
         end_group();
         ++asked;
+        if (++asked_stage == AHEAD) asked_stage = 0;
     }
 
     // Asks for the first tiles of a layer.
     __device__ void begin(int layer) {
-        asked = 0;
+        asked = asked_stage = 0;
         for (int i = 0; i < AHEAD; ++i) ask(layer);
     }
 
@@ -52,25 +55,22 @@ struct Attention {
         float scores[4] = {};
         multiply_add(scores, first_keys.x, second_keys.x, first_keys.y, second_keys.y, query.x, query.y);
         multiply_add(scores, first_keys.z, second_keys.z, first_keys.w, second_keys.w, query.z, query.w);
-        float higher[2] = {LOWEST, LOWEST};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) higher[i % 2] = fmaxf(higher[i % 2], open[i] ? scores[i] : LOWEST);
+        for (int i = 0; i < 4; ++i) scores[i] = open[i] ? scores[i] : 2.0f * LOWEST; // the power of which is 0 in any case
+        float higher[2] = {fmaxf(scores[0], scores[2]), fmaxf(scores[1], scores[3])};
         // Powers of two have room to spare: what they are relative to has to be near the highest score only.
         if (any_lane(higher[0] > reference[0] + 64.0f || higher[1] > reference[1] + 64.0f)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 for (int other = 4; other < LANES; other *= 2) higher[i] = fmaxf(higher[i], from_lane(higher[i], other));
                 higher[i] = fmaxf(higher[i], reference[i]);
-                const float shrink = exp2f(reference[i] - higher[i]);
+                const float shrink = power_of_two(reference[i] - higher[i]);
                 reference[i] = higher[i], total[i] *= shrink;
                 found[0][i] *= shrink, found[0][2 + i] *= shrink, found[1][i] *= shrink, found[1][2 + i] *= shrink;
             }
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            scores[i] = open[i] ? exp2f(scores[i] - reference[i % 2]) : 0.0f;
-            total[i % 2] += scores[i];
-        }
+        for (int i = 0; i < 4; ++i) scores[i] = power_of_two(scores[i] - reference[i % 2]), total[i % 2] += scores[i];
         const unsigned first = transposed(pack(scores[0], scores[1])), second = transposed(pack(scores[2], scores[3]));
         multiply_add(found[0], value[0].x, value[1].x, value[0].y, value[1].y, first, second);
         multiply_add(found[1], value[2].x, value[3].x, value[2].y, value[3].y, first, second);
@@ -128,7 +128,7 @@ struct Attention {
         for (int s = 0; s < SPLITS; ++s) top = fmaxf(top, its_tops[s]);
 #pragma unroll
         for (int s = 0; s < SPLITS; ++s) {
-            const float weight = exp2f(its_tops[s] - top);
+            const float weight = power_of_two(its_tops[s] - top);
             const float4 its = *reinterpret_cast<const float4*>(&room.found[s * OWN_HEADS + head][row][place]);
             whole += weight * its_totals[s];
             sums[0] += weight * its.x, sums[1] += weight * its.y, sums[2] += weight * its.z, sums[3] += weight * its.w;

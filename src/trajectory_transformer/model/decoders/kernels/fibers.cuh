@@ -140,6 +140,7 @@ inline float half_of(unsigned both, int upper) {
     return value;
 }
 
+inline float power_of_two(float exponent) { return exp2f(exponent); }
 inline void multiply_add(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     const int lane = thread % LANES;
     const unsigned own[6] = {a0, a1, a2, a3, b0, b1};

@@ -76,8 +76,9 @@ __device__ void attend(const Tile* tiles, int num_tiles, int layer, int columns,
             const Tile tile = tiles[index];
             if (!(tile.rows >> row & 1) || own++ % AT_ONCE != lane / STEP) continue;
             for (int column = lane % STEP; column < valid_columns(tile.columns, columns); column += STEP) {
-                const float* key = tile.keys + layer * tile.layer_stride + (head * TILE + column) * HEAD;
-                const float* value = tile.values + layer * tile.layer_stride + head * HEAD * TILE + column;
+                const long long from = (long long)(layer * tile.tiles_of_layer) * (WIDTH * TILE);
+                const float* key = tile.keys + from + (head * TILE + column) * HEAD;
+                const float* value = tile.values + from + head * HEAD * TILE + column;
                 float score = 0.0f;
                 for (int d = 0; d < HEAD; ++d) score += query[d] * key[d];
                 const float higher = fmaxf(highest, score), shrink = expf(highest - higher), share = expf(score - higher);

@@ -10,6 +10,7 @@
 // and keeps it in registers that are needed for weights.
 __device__ int afresh(int value) {
     asm volatile("" : "+r"(value));
+    __builtin_assume(value >= 0 && value < 512);
     return value;
 }
 #define thread afresh(int(threadIdx.x))
@@ -43,6 +44,13 @@ __device__ unsigned pack(float low, float high) {
     unsigned both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
+}
+
+// 2 to a power; what is too small becomes zero.
+__device__ float power_of_two(float exponent) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(exponent));
+    return result;
 }
 
 // sums += a b, a of 16 x 16 and b of 16 x 8 numbers in bfloat16, spread over the lanes of a warp.

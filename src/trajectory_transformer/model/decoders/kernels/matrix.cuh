@@ -57,7 +57,7 @@ __device__ float quick_gelu(float value) {
     const float x = fabsf(value) * 0.70710678f;
     const float t = __fdividef(1.0f, 1.0f + 0.3275911f * x);
     const float rest = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
-    return 0.5f * value * (1.0f + copysignf(1.0f - rest * exp2f(-1.4426950408889634f * x * x), value));
+    return 0.5f * value * (1.0f + copysignf(1.0f - rest * power_of_two(-1.4426950408889634f * x * x), value));
 }
 
 // Asks memory for pieces of a lane's share of a strip: there are two for every 32 inputs.

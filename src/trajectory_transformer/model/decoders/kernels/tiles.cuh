@@ -3,9 +3,9 @@
 struct Tile {
     const Number* keys;
     const Number* values;
-    long long layer_stride;
-    int rows;     // bit r: candidate r of the block reads it
-    int columns;  // valid ones; -1 - i for tile i of the segment being written, which grows
+    int tiles_of_layer; // how many further the next layer's tile is
+    int rows;           // bit r: candidate r of the block reads it
+    int columns;        // valid ones; -1 - i for tile i of the segment being written, which grows
 };
 
 __device__ int valid_columns(int listed, int columns) {
@@ -14,22 +14,31 @@ __device__ int valid_columns(int listed, int columns) {
     return left < 0 ? 0 : (left > TILE ? TILE : left);
 }
 
-// Writes the list for candidates [rows] and returns its length. For one warp.
+// Writes the list for candidates [rows] and returns its length. For one warp, whose lanes have a segment each.
 __device__ int list_tiles(const Run& run, int env, const int* candidates, int rows, Tile* list) {
     const int lane = thread % LANES;
+    const int of_prompt = int(run.prompt_stride / (WIDTH * TILE)), of_segment = int(run.layer_stride / (WIDTH * TILE));
+    const auto ancestor = [&](int r, int segment) {
+        return run.ancestors[((long long)env * run.candidates + candidates[r]) * MAX_SEGMENTS + segment];
+    };
     int length = 0;
+#pragma unroll 1
     for (int base = 0; base <= run.depth; base += LANES) {
         const int segment = base + lane;
         const int tiles = segment == 0 ? run.prompt_tiles : run.tiles;
         const int columns = segment == 0 ? run.prompt_columns : run.capacity;
-        int own[ROWS], leaders = 0, count = 0; // a leader is the first to have its ancestor
+        // Who reads what candidate r reads, a byte for each; none where somebody before r is among them.
+        unsigned long long readers = 0;
+        int own[ROWS], count = 0;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) own[r] = segment <= run.depth && r < rows ? ancestor(r, segment) : -1;
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
-            if (segment > run.depth || r >= rows) continue;
-            own[r] = run.ancestors[((long long)env * run.candidates + candidates[r]) * MAX_SEGMENTS + segment];
-            bool seen = false;
-            for (int before = 0; before < r; ++before) seen |= own[before] == own[r];
-            if (!seen) leaders |= 1 << r, count += tiles;
+            unsigned same = 0;
+#pragma unroll
+            for (int other = 0; other < ROWS; ++other) same |= unsigned(own[other] == own[r]) << other;
+            if (own[r] < 0 || same & ((1 << r) - 1)) continue;
+            readers |= (unsigned long long)same << 8 * r, count += tiles;
         }
         int place = length, total = 0; // tiles of the segments before this one, and of all
         for (int other = 0; other < LANES; ++other) {
@@ -38,25 +47,26 @@ __device__ int list_tiles(const Run& run, int env, const int* candidates, int ro
             total += its;
         }
         length += total;
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            if (!(leaders >> r & 1)) continue;
-            int mask = 0;
-            for (int other = r; other < ROWS; ++other) mask |= (other < rows && own[other] == own[r]) << other;
+#pragma unroll 1
+        for (int r = 0; r < rows; ++r) {
+            const int mask = int(readers >> 8 * r & 255);
+            if (!mask) continue;
+            const long long first = (long long)ancestor(r, segment) * tiles;
+#pragma unroll 1
             for (int tile = 0; tile < tiles; ++tile) {
-                const long long within = ((long long)own[r] * tiles + tile) * WIDTH * TILE;
-                const long long begin = within + (segment ? run.segments[segment] * run.segment_stride : 0);
+                const long long begin = (first + tile) * WIDTH * TILE + (segment ? run.segments[segment] * run.segment_stride : 0);
                 const int left = columns - TILE * tile;
                 list[place++] = Tile{(segment ? run.keys : run.prompt_keys) + begin, (segment ? run.values : run.prompt_values) + begin,
-                                     segment ? run.layer_stride : run.prompt_stride, mask, left < TILE ? left : TILE};
+                                     segment ? of_segment : of_prompt, mask, left < TILE ? left : TILE};
             }
         }
     }
+#pragma unroll 1
     for (int i = lane; i < rows * run.tiles; i += LANES) {
         const int r = i / run.tiles, tile = i % run.tiles;
         const long long row = (long long)env * run.candidates + candidates[r];
         const long long begin = run.current * run.segment_stride + (row * run.tiles + tile) * WIDTH * TILE;
-        list[length + i] = Tile{run.keys + begin, run.values + begin, run.layer_stride, 1 << r, -1 - tile};
+        list[length + i] = Tile{run.keys + begin, run.values + begin, of_segment, 1 << r, -1 - tile};
     }
     return length + rows * run.tiles;
 }
