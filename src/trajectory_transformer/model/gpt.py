@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trajectory_transformer.config import ModelConfig
 from trajectory_transformer.model.attention import attend_many, attend_one
@@ -168,7 +169,9 @@ class GPT(nn.Module):
             keys.append(key)
             values.append(value)
             if layer + 1 < len(self.blocks):
-                attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+                # Not by cuDNN, which for so few tokens takes longer to start than to work.
+                with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+                    attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
                 x = block.finish(x, attended, linear)
         return torch.stack(keys), torch.stack(values)
 

@@ -28,13 +28,14 @@ struct Selection {
     int completes;            // whether a segment is complete: then parents' rows are its ancestors
 };
 
-typedef unsigned long long Key; // what to sort by in the upper bits, a candidate's number in the lower 24
+typedef unsigned long long Key; // what to sort by in the upper bits, a candidate's number in the lower 12
+static_assert(MOST <= 1 << 12, "numbers of 12 bits");
 
-__device__ Key key_of(unsigned upper, int number) { return (Key)upper << 24 | unsigned(number); }
-__device__ int number_of(Key key) { return int(key & 0xffffff); }
+__device__ Key key_of(unsigned upper, int number) { return (Key)upper << 12 | unsigned(number); }
+template <typename Key> __device__ int number_of(Key key) { return int(key & 0xfff); }
 
 // Which of two keys stays at place i, in a step of a bitonic network that sorts pieces of `size`.
-__device__ Key settled(Key own, Key other, int i, int size, int apart) {
+template <typename Key> __device__ Key settled(Key own, Key other, int i, int size, int apart) {
     return ((i & apart) == 0) == ((i & size) == 0) ? (own < other ? own : other) : (own < other ? other : own);
 }
 
@@ -45,9 +46,9 @@ __device__ int room_for(int count) {
 }
 
 // Sorts `count` keys; there is room up to the next power of two, at least a warp's. Neighbours in a warp swap by themselves.
-__device__ void sort(Key* keys, int count) {
+template <typename Key> __device__ void sort(Key* keys, int count) {
     const int room = room_for(count);
-    for (int i = thread + count; i < room; i += THREADS) keys[i] = ~0ull;
+    for (int i = thread + count; i < room; i += THREADS) keys[i] = ~Key(0);
     synchronize();
     for (int i = thread; i < room; i += THREADS) {
         Key own = keys[i];
@@ -92,11 +93,11 @@ __device__ void mark_copies(Key* keys, const long long* identity, int count, uns
         int place = int((unsigned long long)identity[i] * 0x9E3779B97F4A7C15ull >> 40) & mask, other;
         while ((other = claim(&table[place], i)) >= 0 && identity[other] != identity[i]) place = (place + 1) & mask;
         spokesman[i / THREADS] = other < 0 ? i : other;
-        lower(&best[spokesman[i / THREADS]], unsigned(keys[i] >> 24));
+        lower(&best[spokesman[i / THREADS]], unsigned(keys[i] >> 12));
     }
     synchronize();
     for (int i = thread; i < count; i += THREADS)
-        if (best[spokesman[i / THREADS]] == unsigned(keys[i] >> 24)) lower(&firsts[spokesman[i / THREADS]], i);
+        if (best[spokesman[i / THREADS]] == unsigned(keys[i] >> 12)) lower(&firsts[spokesman[i / THREADS]], i);
     synchronize();
     for (int i = thread; i < count; i += THREADS)
         if (firsts[spokesman[i / THREADS]] != i) keys[i] |= 1ull << 63;
@@ -124,10 +125,10 @@ LAUNCHED(keep)(const Ranking ranking) {
 // Children follow the order of their parents, so that a family stays together and reads common keys and values once.
 __device__ void arrange(const Selection& selection, int env) {
     const int count = selection.candidates;
-    Key* keys = reinterpret_cast<Key*>(shared_bytes);
+    unsigned* keys = reinterpret_cast<unsigned*>(shared_bytes); // a place and a number both have 12 bits
     const long long first = (long long)env * count, before = (long long)env * selection.candidates_before;
     for (int i = thread; i < count; i += THREADS)
-        keys[i] = key_of(unsigned(selection.places[before + selection.parents[first + i]]), i);
+        keys[i] = unsigned(key_of(selection.places[before + selection.parents[first + i]], i));
     sort(keys, count);
     for (int i = thread; i < count; i += THREADS) {
         selection.order[first + i] = number_of(keys[i]);
