@@ -124,14 +124,17 @@ def test_batches_are_a_function_of_seed_and_step(dataset: Dataset) -> None:
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:TensorFloat32 tensor cores:UserWarning")
 def test_recorded_steps_see_every_batch_another_way(dataset: Dataset) -> None:
-    losses = []
-    for graph in (True, False):
+    def losses_of(**changes: bool | str) -> list[float]:
         model = make_model(dataset)
         data = tokenize(dataset, model.discretizer, model.layout, model.tokens).to(torch.device("cuda"))
         model.gpt.to("cuda")
-        config = TrainConfig(steps=9, batch_size=8, warmup_steps=2, log_every=1, augment="grid", graph=graph)
-        losses.append([metrics.loss for metrics in Trainer(model, data, config).run() if metrics])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+        config = TrainConfig(steps=9, batch_size=8, warmup_steps=2, log_every=1, augment="grid", **changes)  # type: ignore[arg-type]
+        return [metrics.loss for metrics in Trainer(model, data, config).run() if metrics]
+
+    plain = losses_of(precision="float32", compile=False, graph=False)
+    assert losses_of(precision="float32", compile=False) == pytest.approx(plain, rel=1e-5)
+    assert losses_of() == losses_of(), "bit by bit"
+    assert losses_of() == pytest.approx(plain, rel=0.02)  # bfloat16
 
 
 def test_what_is_no_agent_on_a_map_is_refused(dataset: Dataset, tiny_model: TrajectoryModel) -> None:

@@ -259,19 +259,23 @@ def test_recorded_steps_are_the_steps_run_one_by_one(
     one, other = (cuda_trainer(dataset, replace(config, graph=graph)) for graph in (True, False))
     assert losses_of(one) == pytest.approx(losses_of(other), rel=1e-6)
     for found, expected in zip(one.model.gpt.parameters(), other.model.gpt.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        # Biases of keys have no gradient but rounding, which Adam makes as large as any other.
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.gpu
 @IGNORED
-@pytest.mark.parametrize("stop_after", [1, 5])  # before a step is recorded, and after
-def test_a_run_on_a_gpu_resumes_to_the_same_bits(tiny_dataset: Dataset, tmp_path: Path, stop_after: int) -> None:
-    whole = cuda_trainer(tiny_dataset, SHORT)
+@pytest.mark.parametrize(("stop_after", "mapped"), [(1, False), (5, False), (5, True)])  # a step is recorded after 2
+def test_a_run_on_a_gpu_resumes_to_the_same_bits(
+    tiny_dataset: Dataset, tmp_path: Path, stop_after: int, mapped: bool
+) -> None:
+    dataset = with_maps(tiny_dataset) if mapped else tiny_dataset
+    whole = cuda_trainer(dataset, SHORT)
     losses = losses_of(whole)
-    stopped = cuda_trainer(tiny_dataset, SHORT)
+    stopped = cuda_trainer(dataset, SHORT)
     losses_of(stopped, stop_after)
     stopped.save(tmp_path / "state.safetensors")
-    resumed = cuda_trainer(tiny_dataset, SHORT)
+    resumed = cuda_trainer(dataset, SHORT)
     torch.manual_seed(0)
     resumed.load(tmp_path / "state.safetensors")
     assert losses_of(resumed) == losses[stop_after:]

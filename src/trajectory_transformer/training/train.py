@@ -79,7 +79,8 @@ class Trainer:
         """Train to the end; yields after every step, so that the caller may stop or save: metrics now and then."""
         self.model.gpt.train()
         try:
-            yield from self._steps()
+            with torch.backends.cudnn.flags(enabled=True, deterministic=True):  # it may add up in any order
+                yield from self._steps()
         finally:
             self.model.gpt.eval()
 
