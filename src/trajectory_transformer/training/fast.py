@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from trajectory_transformer.config import TrainConfig
-from trajectory_transformer.model.gpt import GPT
+from trajectory_transformer.model.gpt import GPT, settle_keys
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import Batch, loss_weights
 
@@ -97,7 +97,7 @@ def fast_loss(
     for layer in range(last + 1):
         own = {name: weights[f"blocks.{layer}.{name}"] for name in _BLOCK}
         after = f"blocks.{layer + 1}.norm1" if layer < last else "norm"
-        qkv = functional.linear(h, own["qkv.weight"], own["qkv.bias"])
+        qkv = functional.linear(h, own["qkv.weight"], settle_keys(own["qkv.bias"]))
         attended = operations.attention(qkv, readable, seeds, 3 * layer, gpt.config.num_heads, dropout)[0]
         norm = own["norm2.weight"], own["norm2.bias"]
         branch = own["out.weight"], own["out.bias"]
