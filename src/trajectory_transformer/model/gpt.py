@@ -26,6 +26,24 @@ def apply_linear(layer: nn.Linear, x: Tensor) -> Tensor:
     return result
 
 
+def settle_keys(bias: Tensor) -> Tensor:
+    """The biases of queries, keys and values [3 * width], those of keys without a gradient.
+
+    They add the same to all scores of a query, which softmax takes away again: their gradient is rounding, and Adam
+    makes steps of it as large as any other. See docs/decisions/0009.
+    """
+    queries, keys, values = bias.chunk(3)
+    return torch.cat([queries, keys.detach(), values])
+
+
+class Projection(nn.Linear):
+    """Queries, keys and values in one layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> [..., 3 * width]."""
+        return functional.linear(x, self.weight, settle_keys(self.bias))
+
+
 class TransposedWeights:
     """Applies linear layers to few rows at a time, with weights laid out for it: on some CPUs twice as fast."""
 
@@ -49,7 +67,7 @@ class Block(nn.Module):
         self.num_heads = config.num_heads
         self.dropout = config.dropout
         self.norm1 = nn.LayerNorm(config.width)
-        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.qkv = Projection(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
         self.norm2 = nn.LayerNorm(config.width)
         self.up = nn.Linear(config.width, 4 * config.width)
