@@ -114,7 +114,7 @@ def test_a_captured_search_is_the_search(bf16: bool) -> None:
     for num_envs in (3, 1, 3, 4):
         prompts = torch.randint(NUM_BINS, (num_envs, 27), generator=generator)
         seeds = torch.randint(1000, (num_envs,), generator=generator)
-        found = captured(prompts, seeds)
+        found = captured(prompts.numpy(), seeds.numpy())
         tokens, scores = found.tokens.clone(), found.scores.clone()
         # With as many environments as it rounds up to: sums of other sizes may be rounded otherwise.
         rows = {3: [0, 1, 2, 0]}.get(num_envs, list(range(num_envs)))
