@@ -132,10 +132,10 @@ class TimedTrainer(Trainer):
 
     clock: Clock
 
-    def batch(self, index: Tensor) -> Batch:
+    def batch(self, index: Tensor, uniform: Tensor | None = None) -> Batch:
         """Timed."""
         with self.clock.phase("batch"):
-            return super().batch(index)
+            return super().batch(index, uniform)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Timed."""

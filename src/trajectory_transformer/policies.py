@@ -161,9 +161,12 @@ class PlanningPolicy:
                 f"dimensions, got {step.observations.shape[1]} and {step.goals.shape[1]}"
             )
         for name, values in (("observations", step.observations), ("goals", step.goals[:, : layout.goal_dim])):
-            bad = ~np.isfinite(values) & step.active[:, None]
-            if bad.any():
-                env, dim = np.argwhere(bad)[0]
+            finite = np.isfinite(values)
+            if finite.all():
+                continue
+            bad = np.argwhere(~finite & step.active[:, None])
+            if len(bad):
+                env, dim = bad[0]
                 raise ValueError(
                     f"{name} must be finite, got {values[env, dim]} in dimension {dim} of environment {env}"
                 )
@@ -221,7 +224,7 @@ class PlanningPolicy:
         ]
         context = self._contexts[envs] if self.model.layout.context_shape else None
         if self._captured is not None:
-            return self._captured(torch.from_numpy(prompts), torch.tensor(seeds), context)
+            return self._captured(prompts, np.array(seeds), context)
         device = self.model.device
         return self._search(torch.from_numpy(prompts).to(device), torch.tensor(seeds, device=device), context)
 

@@ -114,11 +114,26 @@ def test_batches_are_a_function_of_seed_and_step(dataset: Dataset) -> None:
     for _ in range(2):
         trainer = Trainer(model, data, config)
         trainer.step = 2
-        batches.append(trainer.batch(trainer.index()))
+        batches.append(trainer.batch(*trainer.draw()))
     assert torch.equal(batches[0].tokens, batches[1].tokens)
     plain = Trainer(model, data, TrainConfig(steps=3, batch_size=8))
     plain.step = 2
-    assert not torch.equal(plain.batch(plain.index()).tokens, batches[0].tokens)
+    assert not torch.equal(plain.batch(*plain.draw()).tokens, batches[0].tokens)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:TensorFloat32 tensor cores:UserWarning")
+def test_recorded_steps_see_every_batch_another_way(dataset: Dataset) -> None:
+    def losses_of(**changes: bool | str) -> list[float]:
+        model = make_model(dataset)
+        data = tokenize(dataset, model.discretizer, model.layout, model.tokens).to(torch.device("cuda"))
+        model.gpt.to("cuda")
+        config = TrainConfig(steps=9, batch_size=8, warmup_steps=2, log_every=1, augment="grid", **changes)  # type: ignore[arg-type]
+        return [metrics.loss for metrics in Trainer(model, data, config).run() if metrics]
+
+    plain = losses_of(precision="float32", compile=False, graph=False)
+    assert losses_of(precision="float32", compile=False) == pytest.approx(plain, rel=1e-5)
+    assert losses_of() == losses_of(), "bit by bit"
 
 
 def test_what_is_no_agent_on_a_map_is_refused(dataset: Dataset, tiny_model: TrajectoryModel) -> None:

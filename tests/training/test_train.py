@@ -159,6 +159,18 @@ def test_a_trained_model_gives_the_same_logits_twice(tiny_dataset: Dataset) -> N
     assert torch.equal(gpt(tokens), gpt(tokens))
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # CPUs without bfloat16
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_biases_of_keys_stay_where_they_are(tiny_dataset: Dataset, precision: str) -> None:
+    # Softmax takes them away, so all that could move them is rounding.
+    trainer = make_trainer(tiny_dataset, replace(TRAIN, precision=precision))  # type: ignore[arg-type]
+    run(trainer)
+    queries, keys, values = trainer.model.gpt.state_dict()["blocks.0.qkv.bias"].chunk(3)
+    assert (keys == 0).all()
+    assert queries.abs().min() > 0
+    assert values.abs().min() > 0
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tiny_dataset: Dataset) -> None:
     trainer = make_trainer(tiny_dataset, replace(TRAIN, log_every=1))
     with torch.no_grad():

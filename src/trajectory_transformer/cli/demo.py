@@ -45,7 +45,7 @@ TASKS: dict[TaskName, Task] = {
         train=TrainConfig(steps=3000, batch_size=128, learning_rate=2e-3),
         search=PlanConfig(beam_width=8, horizon=3, context=0),
     ),
-    # Every episode has a map of its own, so there is more to learn: minutes on a GPU, the better part of a day without.
+    # Every episode has a map of its own, so there is more to learn: minutes on a GPU, more than a day without.
     "minigrid": Task(
         place="on maps never seen",
         env=MULTI_ROOM_ID,
@@ -55,7 +55,7 @@ TASKS: dict[TaskName, Task] = {
         num_envs=500,
         tokens=TokenConfig(num_bins=25, goal_dims=(0, 1), rewards=False),
         model=ModelConfig(window=6, num_heads=8, width=256, dropout=0.0),
-        train=TrainConfig(steps=8000, batch_size=1024, learning_rate=1e-3, warmup_steps=500, augment="grid"),
+        train=TrainConfig(steps=16_000, batch_size=1024, learning_rate=1e-3, warmup_steps=500, augment="grid"),
         search=PlanConfig(beam_width=4, horizon=3, context=3),
     ),
 }
@@ -76,7 +76,7 @@ class Demo:
     demonstrations: int | None = None
     """Episodes to learn from; null: 4000 in four rooms, 60000 in MiniGrid."""
     steps: int | None = None
-    """Training steps; null: 3000 in four rooms, 8000 in MiniGrid."""
+    """Training steps; null: 3000 in four rooms, 16000 in MiniGrid."""
     goals: int | None = None
     """Start-goal pairs to plan for, none of them in the data; null: 100 in four rooms, 500 in MiniGrid."""
     seed: int = 0

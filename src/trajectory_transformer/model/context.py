@@ -31,7 +31,10 @@ class ContextEncoder(nn.Module):
 
     def forward(self, contexts: Tensor) -> Tensor:
         """Embeddings of arrays of numbers around 1: [B, C, H, W] -> [B, width]."""
-        x = functional.gelu(self.stem(contexts.to(self.stem.weight.dtype)))
+        x = contexts.to(self.stem.weight.dtype)
+        if x.is_cuda:  # channels last is how a GPU's matrix units read them; otherwise every layer is turned around
+            x = x.contiguous(memory_format=torch.channels_last)
+        x = functional.gelu(self.stem(x))
         x = self.block1(functional.gelu(self.halve1(x)))
         x = self.block2(functional.gelu(self.halve2(x)))
         encoded: Tensor = self.out(functional.gelu(self.gather(x.flatten(1))))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trajectory_transformer.config import ModelConfig
 from trajectory_transformer.model.attention import attend_many, attend_one
@@ -23,6 +24,24 @@ def apply_linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """The layer itself."""
     result: Tensor = layer(x)
     return result
+
+
+def settle_keys(bias: Tensor) -> Tensor:
+    """The biases of queries, keys and values [3 * width], those of keys without a gradient.
+
+    They add the same to all scores of a query, which softmax takes away again: their gradient is rounding, and Adam
+    makes steps of it as large as any other. See docs/decisions/0009.
+    """
+    queries, keys, values = bias.chunk(3)
+    return torch.cat([queries, keys.detach(), values])
+
+
+class Projection(nn.Linear):
+    """Queries, keys and values in one layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> [..., 3 * width]."""
+        return functional.linear(x, self.weight, settle_keys(self.bias))
 
 
 class TransposedWeights:
@@ -48,7 +67,7 @@ class Block(nn.Module):
         self.num_heads = config.num_heads
         self.dropout = config.dropout
         self.norm1 = nn.LayerNorm(config.width)
-        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.qkv = Projection(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
         self.norm2 = nn.LayerNorm(config.width)
         self.up = nn.Linear(config.width, 4 * config.width)
@@ -168,7 +187,9 @@ class GPT(nn.Module):
             keys.append(key)
             values.append(value)
             if layer + 1 < len(self.blocks):
-                attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+                # Not by cuDNN, which for so few tokens takes longer to start than to work.
+                with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+                    attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
                 x = block.finish(x, attended, linear)
         return torch.stack(keys), torch.stack(values)
 

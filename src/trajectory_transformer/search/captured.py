@@ -4,12 +4,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from trajectory_transformer.search.beam import Plan
 
 log = logging.getLogger(__name__)
+
+TokenArray = npt.NDArray[np.int64]
 
 Search = Callable[[Tensor, Tensor, Tensor | None], Plan]
 """Prompts [E, L], seeds of their noise [E] and what is added to their tokens [E, width], on the device -> plans."""
@@ -18,7 +22,7 @@ Search = Callable[[Tensor, Tensor, Tensor | None], Plan]
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    given: Tensor  # [L + 1, E], prompts and seeds on the host, whence the graph takes them
+    given: TokenArray  # [L + 1, E], prompts and seeds on the host, whence the graph takes them
     context: Tensor | None
     plan: Plan
     done: torch.cuda.Event  # the last replay has ended
@@ -37,51 +41,47 @@ class CapturedSearch:
         self._refresh = refresh
         self._graphs: dict[tuple[int, int], _Captured | None] = {}
 
-    def __call__(self, prompts: Tensor, seeds: Tensor, context: Tensor | None = None) -> Plan:
-        """Plans for prompts [E, L] on the host. They are overwritten by the next call."""
-        num_envs = len(prompts)
-        extra = (1 << (num_envs - 1).bit_length()) - num_envs
-        given = _padded(torch.cat([prompts, seeds[:, None]], dim=1), extra).t()  # [L + 1, E]
-        context = None if context is None else _padded(context, extra)
+    def __call__(self, prompts: TokenArray, seeds: TokenArray, context: Tensor | None = None) -> Plan:
+        """Plans for prompts [E, L], with seeds [E]. They are overwritten by the next call."""
+        num_envs, length = prompts.shape
+        shape = (1 << (num_envs - 1).bit_length(), length)
+        if context is not None:  # the first one's for those that nobody asked for, as below
+            context = torch.cat([context, context[:1].expand(shape[0] - num_envs, -1)])
         self._refresh()
-        shape = (given.shape[0], given.shape[1])
         if shape not in self._graphs:
-            self._graphs[shape] = self._capture(given, context)
+            self._graphs[shape] = self._capture(shape, context)
         captured = self._graphs[shape]
         if captured is None:
-            plan = self._run(given.to(self._device), context)
-        else:
-            captured.done.synchronize()
-            captured.given.copy_(given)
-            if captured.context is not None and context is not None:
-                captured.context.copy_(context)
-            captured.graph.replay()
-            captured.done.record()
-            plan = captured.plan
-        return Plan(plan.tokens[:num_envs], plan.scores[:num_envs])
+            given = torch.from_numpy(prompts).to(self._device), torch.from_numpy(seeds).to(self._device)
+            return self._search(*given, None if context is None else context[:num_envs])
+        captured.done.synchronize()
+        captured.given[:-1, :num_envs], captured.given[-1, :num_envs] = prompts.T, seeds
+        captured.given[:, num_envs:] = captured.given[:, :1]
+        if captured.context is not None and context is not None:
+            captured.context.copy_(context)
+        captured.graph.replay()
+        captured.done.record()
+        return Plan(captured.plan.tokens[:num_envs], captured.plan.scores[:num_envs])
 
     def _run(self, given: Tensor, context: Tensor | None) -> Plan:
+        """Search for prompts and seeds [L + 1, E], wherever they are."""
+        given = given.to(self._device, non_blocking=True)
         return self._search(given[:-1].t(), given[-1], context)
 
-    def _capture(self, given: Tensor, context: Tensor | None) -> _Captured | None:
-        staged = given.contiguous().pin_memory()
+    def _capture(self, shape: tuple[int, int], context: Tensor | None) -> _Captured | None:
+        given = torch.zeros(shape[1] + 1, shape[0], dtype=torch.long, pin_memory=True)
         context = None if context is None else context.clone()
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            # What is made once (compiled kernels, buffers) must be there before.
-            self._run(staged.to(self._device, non_blocking=True), context)
+            self._run(given, context)  # what is made once (compiled kernels, buffers) must be there before
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                plan = self._run(staged.to(self._device, non_blocking=True), context)
+                plan = self._run(given, context)
         except RuntimeError as error:
             log.warning("planning without a CUDA graph, step by step: %s", error)
             return None
-        return _Captured(graph, staged, context, plan, torch.cuda.Event())  # type: ignore[no-untyped-call]
-
-
-def _padded(rows: Tensor, extra: int) -> Tensor:
-    """Rows with copies of the first behind them."""
-    return torch.cat([rows, rows[:1].expand(extra, *rows.shape[1:])]) if extra else rows
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return _Captured(graph, given.numpy(), context, plan, done)

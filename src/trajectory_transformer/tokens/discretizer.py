@@ -123,16 +123,20 @@ class Discretizer:
 
     def encode(self, values: npt.NDArray[np.floating], dims: slice) -> TokenArray:
         """Tokens of the dimensions in `dims`: values [..., S'] -> [..., S']."""
-        chosen = self.edges[dims]
+        chosen = self._inner_edges[dims]
         tokens = np.empty((*values.shape[:-1], len(chosen)), dtype=np.int64)
         for index, edges in enumerate(chosen):
-            tokens[..., index] = bins_of(values[..., index], edges)
+            tokens[..., index] = edges.searchsorted(values[..., index], side="right")  # as `bins_of`
         return tokens
 
     def decode(self, tokens: TokenArray, dims: slice) -> DoubleArray:
         """Values of the dimensions in `dims`, NaN for stop tokens: tokens [..., S'] -> [..., S']."""
         table = self._values_and_stop[dims]
         return np.asarray(table[np.arange(len(table)), tokens])
+
+    @functools.cached_property
+    def _inner_edges(self) -> tuple[DoubleArray, ...]:
+        return tuple(edges[1:-1] for edges in self.edges)
 
     @functools.cached_property
     def _values_and_stop(self) -> DoubleArray:

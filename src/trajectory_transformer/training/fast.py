@@ -15,10 +15,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 
 from trajectory_transformer.config import TrainConfig
-from trajectory_transformer.model.gpt import GPT
+from trajectory_transformer.model.gpt import GPT, settle_keys
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import Batch, loss_weights
 
@@ -69,8 +70,7 @@ def fits(model: TrajectoryModel) -> bool:
     gpt = model.gpt
     head = gpt.config.width // gpt.config.num_heads
     sizes = all(size & (size - 1) == 0 for size in (gpt.config.width, head)) and head >= 16 and gpt.config.width <= 256
-    plain = getattr(gpt, "context_encoder", None) is None
-    return sizes and plain and model.device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    return sizes and model.device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 def fast_loss(
@@ -97,7 +97,7 @@ def fast_loss(
     for layer in range(last + 1):
         own = {name: weights[f"blocks.{layer}.{name}"] for name in _BLOCK}
         after = f"blocks.{layer + 1}.norm1" if layer < last else "norm"
-        qkv = functional.linear(h, own["qkv.weight"], own["qkv.bias"])
+        qkv = functional.linear(h, own["qkv.weight"], settle_keys(own["qkv.bias"]))
         attended = operations.attention(qkv, readable, seeds, 3 * layer, gpt.config.num_heads, dropout)[0]
         norm = own["norm2.weight"], own["norm2.bias"]
         branch = own["out.weight"], own["out.bias"]
@@ -118,7 +118,7 @@ _BLOCK = ["norm2.weight", "norm2.bias"] + [
 
 
 def _embed(gpt: GPT, weights: Mapping[str, Tensor], batch: Batch, slots: Tensor) -> Tensor:
-    """Token plus position embeddings, one entry late: tokens [B, L] -> [B, L, width]."""
+    """Embeddings of tokens, positions and context, one entry late: tokens [B, L] -> [B, L, width]."""
     goals, bins = gpt.layout.goal_dim, gpt.num_bins
     table = weights["token_embedding.weight"]
     num_slots = goals + gpt.layout.size
@@ -130,6 +130,10 @@ def _embed(gpt: GPT, weights: Mapping[str, Tensor], batch: Batch, slots: Tensor)
         parts.insert(0, _look_up(_transposed(batch.tokens[:, :goals]), by_slot[:goals]))
     embedded = torch.cat(parts, dim=1) if goals else parts[0]
     embedded = embedded[:, :-1] + weights["position_embedding"]
+    if gpt.context_encoder is not None:
+        assert batch.contexts is not None
+        own = {name: weights[f"context_encoder.{name}"] for name, _ in gpt.context_encoder.named_parameters()}
+        embedded = embedded + functional_call(gpt.context_encoder, own, (batch.contexts,))[:, None]
     return functional.pad(embedded, (0, 0, 1, 0)).to(table.dtype)
 
 
@@ -268,11 +272,13 @@ class FastEngine:
         self._optimizer = FlatAdamW(model.gpt, optimizer, config, compiled=True)
         self._num_seeds = 3 * model.gpt.config.num_layers
 
-        def loss(weights: Mapping[str, Tensor], tokens: Tensor, real: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        def loss(
+            weights: Mapping[str, Tensor], tokens: Tensor, real: Tensor, contexts: Tensor | None, seeds: Tensor
+        ) -> tuple[Tensor, Tensor]:
             return fast_loss(
                 model,
                 weights,
-                Batch(tokens, real),
+                Batch(tokens, real, contexts),
                 action_weight=config.action_weight,
                 dropout=model.gpt.config.dropout,
                 seeds=seeds,
@@ -292,7 +298,7 @@ class FastEngine:
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss to minimise, and each prediction's own."""
         seeds = torch.randint(2**31 - 1, (self._num_seeds,), device=batch.tokens.device, dtype=torch.int32)
-        return self._loss(self._optimizer.weights, batch.tokens, batch.real, seeds)
+        return self._loss(self._optimizer.weights, batch.tokens, batch.real, batch.contexts, seeds)
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of the loss."""

@@ -59,9 +59,8 @@ class Trainer:
         self._warmup = warmup_steps(config, data.num_windows)
         self._augment = grid_augment(model) if config.augment == "grid" else None
         alone = self.world.size == 1
-        # Maps are turned by numbers that come from the host, step by step, so that such a step cannot be recorded.
         on_gpu = model.device.type == "cuda" and data.rows.device == model.device
-        recorded = config.graph and alone and on_gpu and not model.layout.context_shape
+        recorded = config.graph and alone and on_gpu
         self._optimizer = make_optimizer(model.gpt, config, recorded=recorded)
         self._engine: Engine
         low, compiled = uses_bf16(config, model.device), uses_compile(config, model.device)
@@ -73,13 +72,15 @@ class Trainer:
         if recorded and compiled:
             assert len(data.end_window) == len(data.num_steps)  # known before anything is compiled
             self._gather = torch.compile(self._windows, dynamic=False)
+            self._augment = self._augment and torch.compile(self._augment, dynamic=False)
         self._take_step = RecordedStep(self.compute) if recorded else self.compute
 
     def run(self) -> Iterator[Metrics | None]:
         """Train to the end; yields after every step, so that the caller may stop or save: metrics now and then."""
         self.model.gpt.train()
         try:
-            yield from self._steps()
+            with torch.backends.cudnn.flags(enabled=True, deterministic=True):  # it may add up in any order
+                yield from self._steps()
         finally:
             self.model.gpt.eval()
 
@@ -89,7 +90,7 @@ class Trainer:
         started = time.perf_counter()
         while self.step < self.total_steps:
             rate = self._prepare_step()
-            outcome = self._take_step(self.index())
+            outcome = self._take_step(*self.draw())
             self.step += 1
             losses.append(outcome.loss.clone())
             if self.step % config.log_every and self.step != self.total_steps:
@@ -111,29 +112,30 @@ class Trainer:
             losses.clear()
             started = time.perf_counter()
 
-    def index(self) -> Tensor:
-        """Numbers of the windows in this process's share of the batch of this step, where the data is."""
+    def draw(self) -> tuple[Tensor, ...]:
+        """What the batch of this step is made from, this process's share of it: see `batch`."""
         config = self.config
         index = batch_indices(self.data.num_windows, config.batch_size, seed=config.seed, step=self.step)
-        return _send(self.world.share(index), self.data.rows.device)
+        drawn = (_send(self.world.share(index), self.data.rows.device),)
+        if self._augment is None:
+            return drawn
+        generator = torch.Generator().manual_seed(stream_seed(config.seed, self.step))
+        uniform = self.world.share(torch.rand(config.batch_size, 4, generator=generator))
+        return *drawn, _send(uniform, self.model.device)
 
-    def compute(self, index: Tensor) -> Outcome:
-        """One step on the windows of these numbers [B]."""
-        batch = self.batch(index)
+    def compute(self, *drawn: Tensor) -> Outcome:
+        """One step on the batch of these numbers."""
+        batch = self.batch(*drawn)
         loss, by_token = self.forward(batch)
         self.backward(loss)
         return Outcome(batch, loss.detach(), by_token.detach(), self.update())
 
-    def batch(self, index: Tensor) -> Batch:
-        """The windows of these numbers [B], on the model's device."""
+    def batch(self, index: Tensor, uniform: Tensor | None = None) -> Batch:
+        """The windows of these numbers [B], on the model's device; `uniform` [B, 4] decides how they are seen."""
         batch = self._gather(index)
         contexts = None if batch.contexts is None else _send(batch.contexts, self.model.device)
         batch = Batch(_send(batch.tokens, self.model.device), _send(batch.real, self.model.device), contexts)
-        if self._augment is None:
-            return batch
-        generator = torch.Generator().manual_seed(stream_seed(self.config.seed, self.step))
-        uniform = self.world.share(torch.rand(self.config.batch_size, 4, generator=generator))
-        return self._augment(batch, _send(uniform, self.model.device))
+        return batch if self._augment is None or uniform is None else self._augment(batch, uniform)
 
     def _windows(self, index: Tensor) -> Batch:
         return gather_windows(self.data, index, self.model.gpt.config.window, self.model.layout, self.model.tokens)

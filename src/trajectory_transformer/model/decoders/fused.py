@@ -118,19 +118,8 @@ class FusedDecoder(StepwiseDecoder):
     def select(self, parents: Tensor) -> None:
         """Replace the candidates by copies of themselves: parents [E, K']."""
         before, parents = self._store, parents.contiguous()
-        self._store = Candidates(
-            *(
-                part.new_empty(*parents.shape, *part.shape[2:])
-                for part in (
-                    before.tokens,
-                    before.log_prob,
-                    before.rewards,
-                    before.value,
-                    before.ended,
-                    before.identity,
-                )
-            )
-        )
+        parts = vars(before).values()
+        self._store = Candidates(*(part.new_empty(*parents.shape, *part.shape[2:]) for part in parts))
         arguments = SelectArguments(
             parents=parents.data_ptr(),
             before=self._describe(before),

@@ -21,6 +21,7 @@ MAX_CANDIDATES = 4096  # of one environment, as in select.cu
 MAX_PARTS = 2  # runs of slots that one launch takes, as in common.cuh
 RANKS = 2  # blocks that work together in bfloat16, as in matrix.cuh
 THREADS = 512
+TEAM = 128  # threads that move a candidate where there is little to move, as in select.cu
 
 
 class StoreArguments(ctypes.Structure):
@@ -187,8 +188,9 @@ class CudaKernels:
 
     def select(self, arguments: SelectArguments, envs: int) -> None:
         """Launch `select_parents`."""
-        blocks = envs * (arguments.candidates + 1)
-        self._launch(self._select, arguments, blocks, 8 * _sorting_room(arguments.candidates))
+        teams = 1 if arguments.new_columns else THREADS // TEAM
+        blocks = envs * (1 + -(-arguments.candidates // teams))
+        self._launch(self._select, arguments, blocks, 4 * _sorting_room(arguments.candidates))
 
     def _launch(self, function: ctypes.c_void_p, arguments: ctypes.Structure, blocks: int, shared_bytes: int) -> None:
         stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
@@ -253,7 +255,7 @@ class HostKernels:
 
     def select(self, arguments: SelectArguments, envs: int) -> None:
         """Run `select_parents`."""
-        self._library.launch_select(ctypes.byref(arguments), envs * (arguments.candidates + 1))
+        self._library.launch_select(ctypes.byref(arguments), envs)
 
 
 def _sorting_room(count: int) -> int:

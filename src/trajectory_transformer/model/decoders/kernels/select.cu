@@ -1,6 +1,7 @@
 // Who goes on, and what goes on with them.
 
 constexpr int MOST = 4096; // candidates of one environment
+constexpr int TEAM = 128;  // threads that move a candidate, where there is little to move
 
 struct Ranking {
     const float* scores;       // [E, K], larger is better
@@ -28,13 +29,14 @@ struct Selection {
     int completes;            // whether a segment is complete: then parents' rows are its ancestors
 };
 
-typedef unsigned long long Key; // what to sort by in the upper bits, a candidate's number in the lower 24
+typedef unsigned long long Key; // what to sort by in the upper bits, a candidate's number in the lower 12
+static_assert(MOST <= 1 << 12, "numbers of 12 bits");
 
-__device__ Key key_of(unsigned upper, int number) { return (Key)upper << 24 | unsigned(number); }
-__device__ int number_of(Key key) { return int(key & 0xffffff); }
+__device__ Key key_of(unsigned upper, int number) { return (Key)upper << 12 | unsigned(number); }
+template <typename Key> __device__ int number_of(Key key) { return int(key & 0xfff); }
 
 // Which of two keys stays at place i, in a step of a bitonic network that sorts pieces of `size`.
-__device__ Key settled(Key own, Key other, int i, int size, int apart) {
+template <typename Key> __device__ Key settled(Key own, Key other, int i, int size, int apart) {
     return ((i & apart) == 0) == ((i & size) == 0) ? (own < other ? own : other) : (own < other ? other : own);
 }
 
@@ -45,9 +47,9 @@ __device__ int room_for(int count) {
 }
 
 // Sorts `count` keys; there is room up to the next power of two, at least a warp's. Neighbours in a warp swap by themselves.
-__device__ void sort(Key* keys, int count) {
+template <typename Key> __device__ void sort(Key* keys, int count) {
     const int room = room_for(count);
-    for (int i = thread + count; i < room; i += THREADS) keys[i] = ~0ull;
+    for (int i = thread + count; i < room; i += THREADS) keys[i] = ~Key(0);
     synchronize();
     for (int i = thread; i < room; i += THREADS) {
         Key own = keys[i];
@@ -92,11 +94,11 @@ __device__ void mark_copies(Key* keys, const long long* identity, int count, uns
         int place = int((unsigned long long)identity[i] * 0x9E3779B97F4A7C15ull >> 40) & mask, other;
         while ((other = claim(&table[place], i)) >= 0 && identity[other] != identity[i]) place = (place + 1) & mask;
         spokesman[i / THREADS] = other < 0 ? i : other;
-        lower(&best[spokesman[i / THREADS]], unsigned(keys[i] >> 24));
+        lower(&best[spokesman[i / THREADS]], unsigned(keys[i] >> 12));
     }
     synchronize();
     for (int i = thread; i < count; i += THREADS)
-        if (best[spokesman[i / THREADS]] == unsigned(keys[i] >> 24)) lower(&firsts[spokesman[i / THREADS]], i);
+        if (best[spokesman[i / THREADS]] == unsigned(keys[i] >> 12)) lower(&firsts[spokesman[i / THREADS]], i);
     synchronize();
     for (int i = thread; i < count; i += THREADS)
         if (firsts[spokesman[i / THREADS]] != i) keys[i] |= 1ull << 63;
@@ -124,10 +126,10 @@ LAUNCHED(keep)(const Ranking ranking) {
 // Children follow the order of their parents, so that a family stays together and reads common keys and values once.
 __device__ void arrange(const Selection& selection, int env) {
     const int count = selection.candidates;
-    Key* keys = reinterpret_cast<Key*>(shared_bytes);
+    unsigned* keys = reinterpret_cast<unsigned*>(shared_bytes); // a place and a number both have 12 bits
     const long long first = (long long)env * count, before = (long long)env * selection.candidates_before;
     for (int i = thread; i < count; i += THREADS)
-        keys[i] = key_of(unsigned(selection.places[before + selection.parents[first + i]]), i);
+        keys[i] = unsigned(key_of(selection.places[before + selection.parents[first + i]], i));
     sort(keys, count);
     for (int i = thread; i < count; i += THREADS) {
         selection.order[first + i] = number_of(keys[i]);
@@ -135,38 +137,54 @@ __device__ void arrange(const Selection& selection, int env) {
     }
 }
 
-template <typename V> __device__ void copy(V* to, const V* from, int count) {
-    for (int i = thread; i < count; i += THREADS) to[i] = from[i];
+// Copies by `team` threads, of which this one is `member`.
+template <typename V> __device__ void copy(V* to, const V* from, int count, int member, int team) {
+    for (int i = member; i < count; i += team) to[i] = from[i];
 }
 
-// One block arranges the candidates of an environment, one more for each of them copies what its parent had.
+// Keys and values of the segment being written, from one row to another of the same planes. A whole block.
+__device__ void copy_columns(const Selection& selection, long long row, long long parent) {
+    struct alignas(16) Piece { long long first, second; };
+    constexpr int PIECE = sizeof(Piece) / sizeof(Number), AT_ONCE = 4; // asked for before the first is stored
+    const int pieces = selection.row_numbers / PIECE, all = 2 * LAYERS * pieces;
+    const auto place = [&](int i) { return i / pieces * selection.plane_stride + i % pieces * PIECE; };
+    const Number* from = selection.columns + parent * selection.row_numbers;
+    Number* to = selection.new_columns + row * selection.row_numbers;
+    for (int first = thread; first < all; first += AT_ONCE * THREADS) {
+        Piece held[AT_ONCE];
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (first + i * THREADS < all) held[i] = *reinterpret_cast<const Piece*>(from + place(first + i * THREADS));
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (first + i * THREADS < all) *reinterpret_cast<Piece*>(to + place(first + i * THREADS)) = held[i];
+    }
+}
+
+// The first block of an environment arranges its candidates, the others copy what their parents had: a candidate each where
+// keys and values move, else a few.
 LAUNCHED(select_parents)(const Selection selection) {
-    const int env = block_index / (selection.candidates + 1), candidate = block_index % (selection.candidates + 1) - 1;
-    if (candidate < 0) {
+    const int team = selection.new_columns || THREADS < TEAM ? THREADS : TEAM, teams = THREADS / team;
+    const int blocks = 1 + (selection.candidates + teams - 1) / teams; // of an environment
+    const int env = block_index / blocks, number = block_index % blocks - 1, member = thread % team;
+    if (number < 0) {
         if (selection.ancestors) arrange(selection, env);
         return;
     }
+    const int candidate = number * teams + thread / team;
+    if (candidate >= selection.candidates) return;
     const long long row = (long long)env * selection.candidates + candidate;
     const long long parent = (long long)env * selection.candidates_before + selection.parents[row];
     const Store &before = selection.before, &after = selection.after;
-    copy(after.tokens + row * after.token_room, before.tokens + parent * before.token_room, before.num_tokens);
-    copy(after.rewards + row * after.reward_room, before.rewards + parent * before.reward_room, before.num_rewards);
-    if (thread == 0) {
+    copy(after.tokens + row * after.token_room, before.tokens + parent * before.token_room, before.num_tokens, member, team);
+    copy(after.rewards + row * after.reward_room, before.rewards + parent * before.reward_room, before.num_rewards, member, team);
+    if (member == 0) {
         after.log_prob[row] = before.log_prob[parent], after.value[row] = before.value[parent];
         after.ended[row] = before.ended[parent], after.identity[row] = before.identity[parent];
     }
     if (!selection.ancestors) return;
-    copy(selection.new_ancestors + row * MAX_SEGMENTS, selection.ancestors + parent * MAX_SEGMENTS, selection.depth + 1);
-    if (selection.completes && thread == 0) selection.new_ancestors[row * MAX_SEGMENTS + selection.depth + 1] = int(parent);
-    if (!selection.new_columns) return;
-    struct alignas(16) Piece { long long first, second; };
-    constexpr int PIECE = sizeof(Piece) / sizeof(Number);
-    const int pieces = selection.row_numbers / PIECE;
-    for (int i = thread; i < 2 * LAYERS * pieces; i += THREADS) {
-        const long long place = i / pieces * selection.plane_stride + i % pieces * PIECE;
-        *reinterpret_cast<Piece*>(selection.new_columns + place + row * selection.row_numbers) =
-            *reinterpret_cast<const Piece*>(selection.columns + place + parent * selection.row_numbers);
-    }
+    int* ancestors = selection.new_ancestors + row * MAX_SEGMENTS;
+    copy(ancestors, selection.ancestors + parent * MAX_SEGMENTS, selection.depth + 1, member, team);
+    if (selection.completes && member == 0) ancestors[selection.depth + 1] = int(parent);
+    if (selection.new_columns) copy_columns(selection, row, parent);
 }
 
 // What the caller must know.
@@ -174,7 +192,10 @@ LAUNCHED(select_parents)(const Selection selection) {
 #define TOLD extern "C"
 extern "C" void launch_extend(const Run* run, int groups) { launch(groups * RANKS, RANKS, [=] { extend(*run); }); }
 extern "C" void launch_keep(const Ranking* ranking, int blocks) { launch(blocks, 1, [=] { keep(*ranking); }); }
-extern "C" void launch_select(const Selection* selection, int blocks) { launch(blocks, 1, [=] { select_parents(*selection); }); }
+extern "C" void launch_select(const Selection* selection, int envs) {
+    const int teams = selection->new_columns || THREADS < TEAM ? 1 : THREADS / TEAM;
+    launch(envs * (1 + (selection->candidates + teams - 1) / teams), 1, [=] { select_parents(*selection); });
+}
 #else
 #define TOLD extern "C" __device__
 #endif
