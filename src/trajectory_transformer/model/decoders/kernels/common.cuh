@@ -266,7 +266,6 @@ struct Group {
     int env, first, rows; // rows of them, at most ROWS, from `first` on in the order
     long long first_row;  // of the environment's candidates among those of all
 
-    Group() = default;
     __device__ Group(const Run& run, int number) {
         env = number / run.groups;
         first = number % run.groups * run.group;
