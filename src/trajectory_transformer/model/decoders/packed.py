@@ -95,7 +95,18 @@ def pack_strips(weight: Tensor) -> Tensor:
 
 
 def pack_tiles(columns: Tensor, *, transposed: bool) -> Tensor:
-    """Keys or values [layers, R, H, C, d] in tiles [layers, R, tiles, H, 16, d] or, transposed, [.., d, 16]."""
+    """Keys or values [layers, R, H, C, d] in tiles [layers, R, tiles, H, 16 * d].
+
+    A tile of values is transposed. In bfloat16 (d is 32 there) the numbers of a tile are in the order in which the lanes
+    of a warp read them, as in `key_place` and `value_place` of attention.cuh.
+    """
     layers, rows, heads, count, head_dim = columns.shape
     split = columns.view(layers, rows, heads, count // TILE, TILE, head_dim).transpose(2, 3)
-    return (split.mT if transposed else split).contiguous()
+    if columns.dtype != torch.bfloat16:
+        return (split.mT if transposed else split).flatten(4)
+    outer = split.shape[:4]
+    if transposed:
+        # t, high, j | strip, upper, g -> strip, g, t, high, upper, j
+        return split.reshape(*outer, 4, 2, 2, 2, 2, 8).permute(0, 1, 2, 3, 7, 9, 4, 5, 8, 6).flatten(4)
+    # two of the three bits of g and upper between them | t, e, high, j -> e, g, t, high, upper, j
+    return split.reshape(*outer, 4, 2, 2, 4, 2, 2, 2).permute(0, 1, 2, 3, 8, 4, 6, 7, 9, 5, 10).flatten(4)

@@ -1,6 +1,17 @@
 // Attention in bfloat16. Each warp takes one head and every SPLITS-th tile of the list; their results are put together at
 // the end. Tiles are asked for long before they are needed: what earlier tokens left does not change.
 
+// A tile's numbers lie as the matrix units want them, its keys and its values (transposed) as left factors, 16 bytes for
+// each lane and instruction. Where the number d of a column is:
+__device__ int key_place(int column, int d) {
+    const int lane = (column / 4 * 2 + column % 2) * 4 + d / 8;
+    return d / 4 % 2 * 8 * LANES + lane * 8 + (d / 2 % 2 * 2 + column / 2 % 2) * 2 + d % 2;
+}
+__device__ int value_place(int column, int d) {
+    const int lane = d % 8 * 4 + column / 4;
+    return d / 16 * 8 * LANES + lane * 8 + (column / 2 % 2 * 2 + d / 8 % 2) * 2 + column % 2;
+}
+
 struct Attention {
     Room& room;
     const Tile* tiles;
@@ -35,26 +46,24 @@ struct Attention {
     // Of candidates 2t and 2t + 1: what scores are taken relative to, sums of their powers over this lane's columns, and
     // values found: numbers g, g + 8 and g + 16, g + 24.
     float reference[2], total[2], found[2][4];
-    uint4 query, first_keys, second_keys;
-    uint2 value[4];
+    uint4 query, keys[2], values[2];
 
-    // Columns are dealt out so that lane t has 4t .. 4t + 3 of the values, and g two columns of the keys.
-    static __device__ int column() { return thread % LANES / 8 * 4 + thread / 4 % 2; } // the other is two further
+    // The first column whose scores a lane has; the other one is two further.
+    static __device__ int column() { return thread % LANES / 8 * 4 + thread / 4 % 2; }
 
     __device__ void read(const Number* tile_keys, const Number* tile_values) {
-        const int lane = thread % LANES, g = lane / 4, t = lane % 4;
-        const Number* keys = tile_keys + column() * HEAD + 8 * t;
-        first_keys = *reinterpret_cast<const uint4*>(keys);
-        second_keys = *reinterpret_cast<const uint4*>(keys + 2 * HEAD);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) value[j] = *reinterpret_cast<const uint2*>(tile_values + g * TILE + 4 * t + 8 * j * TILE);
+        for (int i = 0; i < 2; ++i) {
+            keys[i] = reinterpret_cast<const uint4*>(tile_keys)[i * LANES + own_lane()];
+            values[i] = reinterpret_cast<const uint4*>(tile_values)[i * LANES + own_lane()];
+        }
     }
 
     // Adds what was read; `open` says whether candidates 2t and 2t + 1 may see this lane's first and second column.
     __device__ void add(const bool (&open)[4]) {
         float scores[4] = {};
-        multiply_add(scores, first_keys.x, second_keys.x, first_keys.y, second_keys.y, query.x, query.y);
-        multiply_add(scores, first_keys.z, second_keys.z, first_keys.w, second_keys.w, query.z, query.w);
+        multiply_add(scores, keys[0].x, keys[0].y, keys[0].z, keys[0].w, query.x, query.y);
+        multiply_add(scores, keys[1].x, keys[1].y, keys[1].z, keys[1].w, query.z, query.w);
 #pragma unroll
         for (int i = 0; i < 4; ++i) scores[i] = open[i] ? scores[i] : 2.0f * LOWEST; // the power of which is 0 in any case
         float higher[2] = {fmaxf(scores[0], scores[2]), fmaxf(scores[1], scores[3])};
@@ -72,8 +81,8 @@ struct Attention {
 #pragma unroll
         for (int i = 0; i < 4; ++i) scores[i] = power_of_two(scores[i] - reference[i % 2]), total[i % 2] += scores[i];
         const unsigned first = transposed(pack(scores[0], scores[1])), second = transposed(pack(scores[2], scores[3]));
-        multiply_add(found[0], value[0].x, value[1].x, value[0].y, value[1].y, first, second);
-        multiply_add(found[1], value[2].x, value[3].x, value[2].y, value[3].y, first, second);
+        multiply_add(found[0], values[0].x, values[0].y, values[0].z, values[0].w, first, second);
+        multiply_add(found[1], values[1].x, values[1].y, values[1].z, values[1].w, first, second);
     }
 
     // Looks for the queries in the tiles asked for. `columns` of the segment being written were there before this token.

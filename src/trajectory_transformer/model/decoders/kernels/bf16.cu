@@ -6,16 +6,22 @@
 // their way into registers while it is busy with something else.
 
 // A strip of queries, keys or values, each where attention looks for it.
-__device__ void put_strip(Room& room, const float (&sums)[4], const float* bias, int strip, int rank) {
-    const int lane = thread % LANES, g = lane / 4, t = lane % 4, kind = strip / (QKV_STRIPS / 3), part = strip % (QKV_STRIPS / 3);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int row = 2 * t + i % 2, feature = part * 16 + g + i / 2 * 8, head = feature / HEAD, d = feature % HEAD;
-        const float value = sums[i] + bias[kind * WIDTH + rank * OWN_WIDTH + feature];
-        // Scores come out in powers of two.
-        if (kind == 0) room.queries[row * OWN_STRIDE + feature] = round_to(value * (1.4426950408889634f * 0.17677669529663687f));
-        else if (kind == 1) room.keys[head * HEAD_TILE + row * HEAD + d] = round_to(value);
-        else room.values[head * HEAD_TILE + d * TILE + row] = round_to(value);
+__device__ void put_strip(Room& room, float (&sums)[4], const float* bias, int strip, int rank) {
+    const int g = own_lane() / 4, t = own_lane() % 4, kind = strip / (QKV_STRIPS / 3), feature = strip % (QKV_STRIPS / 3) * 16 + g;
+    const int head = feature / HEAD, d = feature % HEAD;
+    bias += kind * WIDTH + rank * OWN_WIDTH + feature;
+    sums[0] += bias[0], sums[1] += bias[0], sums[2] += bias[8], sums[3] += bias[8];
+    if (kind == 0) {
+        constexpr float SCALE = 1.4426950408889634f * 0.17677669529663687f; // scores come out in powers of two
+        Number* queries = room.queries + 2 * t * OWN_STRIDE + feature;
+        queries[0] = round_to(sums[0] * SCALE), queries[OWN_STRIDE] = round_to(sums[1] * SCALE);
+        queries[8] = round_to(sums[2] * SCALE), queries[OWN_STRIDE + 8] = round_to(sums[3] * SCALE);
+    } else if (kind == 1) {
+        Number* keys = room.keys + head * HEAD_TILE + key_place(2 * t, d); // the next column is 32 further, d + 8 is 8 further
+        keys[0] = round_to(sums[0]), keys[32] = round_to(sums[1]), keys[8] = round_to(sums[2]), keys[40] = round_to(sums[3]);
+    } else { // the next column is next to it, then d + 8
+        unsigned* values = reinterpret_cast<unsigned*>(room.values + head * HEAD_TILE + value_place(2 * t, d));
+        values[0] = pack(sums[0], sums[1]), values[1] = pack(sums[2], sums[3]);
     }
 }
 
@@ -26,8 +32,8 @@ __device__ void keep_row(const Run& run, const Room& room, int row, int layer, i
 #pragma unroll
     for (int head = 0; head < OWN_HEADS; ++head) {
         const long long tile = place + head * HEAD_TILE;
-        run.keys[tile + column % TILE * HEAD + lane] = room.keys[head * HEAD_TILE + row * HEAD + lane];
-        run.values[tile + lane * TILE + column % TILE] = room.values[head * HEAD_TILE + lane * TILE + row];
+        run.keys[tile + key_place(column % TILE, lane)] = room.keys[head * HEAD_TILE + key_place(row, lane)];
+        run.values[tile + value_place(column % TILE, lane)] = room.values[head * HEAD_TILE + value_place(row, lane)];
     }
 }
 

@@ -43,7 +43,7 @@ struct Part {
 
 // Slots for every candidate. Keys and values live in segments: the prompt (0), then blocks of at most one
 // transition's columns. Within a segment a row holds its tiles, each [HEADS][TILE][HEAD] keys or [HEADS][HEAD][TILE]
-// values, so that later tokens read whole tiles.
+// values (bfloat16 has an order of its own), so that later tokens read whole tiles.
 struct Run {
     const float* token_embedding;
     const float* position_embedding;
