@@ -145,15 +145,13 @@ LAUNCHED_IN_CLUSTERS(RANKS, extend)(const Run run) {
                 float sums[4] = {};
                 multiply<4>(weights.b, room.attended, OWN_STRIDE, sums);
                 hand_out(sums, room.after_attention[rank], &room.arrived[0], own_strip(), rank);
-                weights.fetch_rest_of_down(layer);
             }
             if (Attention::combines() && goes_on) attention.begin(next_layer);
             synchronize();
             if (has_row()) {
-                wait_for(&room.arrived[0], parity);
-                share.add(room.after_attention, vectors + 5 * WIDTH);
+                share.exchange<1>(room.after_attention, vectors + 5 * WIDTH, &room.arrived[0], parity, rank);
                 share.normalize(vectors + 6 * WIDTH, room.activations);
-            }
+            } else weights.fetch_rest_of_down(layer);
             synchronize();
             put_hidden(room, weights.a, vectors + 8 * WIDTH + rank * OWN_HIDDEN, [&] {
                 if (last_layer && slot >= 0 && has_row())
@@ -165,11 +163,10 @@ LAUNCHED_IN_CLUSTERS(RANKS, extend)(const Run run) {
             float parts[4] = {};
             multiply<8>(weights.b, room.hidden + own_half() * (OWN_HIDDEN / 2), HIDDEN_STRIDE, parts);
             hand_out(parts, room.after_perceptron[2 * rank + own_half()], &room.arrived[1], own_strip(), rank);
-            weights.fetch_out(next_layer);
             synchronize();
+            weights.fetch_out(next_layer);
             if (has_row()) {
-                wait_for(&room.arrived[1], parity);
-                share.add(room.after_perceptron, vectors + 12 * WIDTH);
+                share.exchange<2>(room.after_perceptron, vectors + 12 * WIDTH, &room.arrived[1], parity, rank);
                 share.normalize(vectors + 13 * WIDTH, room.activations); // the next layer's, or the last
             }
             parity ^= 1;

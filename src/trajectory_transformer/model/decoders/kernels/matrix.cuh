@@ -111,11 +111,23 @@ struct Share {
         x[0] += four.x, x[1] += four.y, x[2] += four.z, x[3] += four.w;
     }
 
-    // Adds parts of sums and a bias.
-    template <int COUNT> __device__ void add(const float (&parts)[COUNT][ROWS * SUMS], const float* bias) {
-        add(bias);
+    // What parts of sums are together, in this warp's row.
+    template <int COUNT> static __device__ Share of(const float (*parts)[ROWS * SUMS]) {
+        Share share{};
 #pragma unroll
-        for (int part = 0; part < COUNT; ++part) add(parts[part] + thread / LANES * SUMS);
+        for (int part = 0; part < COUNT; ++part) share.add(parts[part] + own_warp() * SUMS);
+        return share;
+    }
+
+    // Adds a bias and the parts of both blocks. Both must get the same, so what each has summed up is added last.
+    template <int COUNT>
+    __device__ void exchange(const float (*parts)[ROWS * SUMS], const float* bias, Barrier* arrived, unsigned parity, int rank) {
+        add(bias);
+        const Share own = of<COUNT>(parts + rank * COUNT);
+        wait_for(arrived, parity);
+        const Share other = of<COUNT>(parts + (1 - rank) * COUNT);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] += own.x[i] + other.x[i];
     }
 
     // The layer norm, rounded, as the next product's input.
