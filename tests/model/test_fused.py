@@ -13,7 +13,7 @@ from trajectory_transformer.config import ModelConfig, PlanConfig
 from trajectory_transformer.model.decoders import Candidates, FusedDecoder, Run, make_decoder
 from trajectory_transformer.model.decoders.fused import sizes_of, why_not_fused
 from trajectory_transformer.model.decoders.kernels import HostKernels, Sizes, find_compiler
-from trajectory_transformer.model.decoders.packed import pack_strips
+from trajectory_transformer.model.decoders.packed import pack_strips, pack_tiles
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.model.sampling import Noise, Sampler
 from trajectory_transformer.search.beam import Plan, beam_search, keep_best, likelihood_search
@@ -127,7 +127,7 @@ def test_a_decoder_sees_weights_that_change_between_searches(make_fused: MakeDec
                 parameter.mul_(-1.5)
 
 
-# Of two layers, one's keys and values are asked for while the other is at work; a single one needs its own again at once.
+# Of two layers, one's keys and values are asked for while the other is at work; a single one needs its own again.
 @pytest.mark.parametrize(("bf16", "layers", "tolerance"), [(False, 1, 1e-5), (True, 1, 3e-2), (True, 2, 3e-2)])
 def test_lanes_warps_and_clusters_compute_what_a_full_forward_pass_does(
     tmp_path: Path, bf16: bool, layers: int, tolerance: float
@@ -196,6 +196,22 @@ def test_matrix_units_find_every_weight_once_and_in_its_place() -> None:
     row, column = 4 * 16 + 3, 2 * 32 + 8 * 2 + 4
     expected = [weight[row + upper, column + high + j].item() for high in (0, 2) for upper in (0, 8) for j in (0, 1)]
     assert packed[place : place + 8].tolist() == expected
+
+
+def test_a_tile_lies_as_the_matrix_units_read_it() -> None:
+    # Numbers say which column and which of a head's 32 they are of; two tiles, the second from column 16 on.
+    columns = torch.arange(32.0)[:, None].expand(32, 32).bfloat16()
+    numbers = torch.arange(32.0).expand(32, 32).bfloat16()
+    of_keys, of_values = (
+        torch.stack([pack_tiles(x.view(1, 1, 1, 32, 32), transposed=transposed) for x in (columns, numbers)], dim=-1)
+        for transposed in (False, True)
+    )
+    # Lane 14 (g 3, t 2), its second 16 bytes: keys of columns 5 and 7, numbers 20, 21 of both, then 22, 23.
+    found = of_keys[0, 0, 1, 0, 256 + 14 * 8 :][:8].tolist()
+    assert found == [[16 + column, number + j] for number in (20, 22) for column in (5, 7) for j in (0, 1)]
+    # Values: numbers 16 + g and 24 + g of columns 4t and 4t + 1, then of 4t + 2 and 4t + 3.
+    found = of_values[0, 0, 0, 0, 256 + 14 * 8 :][:8].tolist()
+    assert found == [[column + j, number] for column in (8, 10) for number in (19, 27) for j in (0, 1)]
 
 
 def test_the_reason_why_a_model_cannot_be_fused_is_given() -> None:

@@ -97,8 +97,8 @@ def pack_strips(weight: Tensor) -> Tensor:
 def pack_tiles(columns: Tensor, *, transposed: bool) -> Tensor:
     """Keys or values [layers, R, H, C, d] in tiles [layers, R, tiles, H, 16 * d].
 
-    A tile of values is transposed. In bfloat16 (d is 32 there) the numbers of a tile are in the order in which the lanes
-    of a warp read them, as in `key_place` and `value_place` of attention.cuh.
+    A tile of values is transposed. In bfloat16 (d is 32 there) the numbers of a tile are in the order in which a warp's
+    lanes read them, as in `key_place` and `value_place` of attention.cuh.
     """
     layers, rows, heads, count, head_dim = columns.shape
     split = columns.view(layers, rows, heads, count // TILE, TILE, head_dim).transpose(2, 3)
