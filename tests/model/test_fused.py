@@ -18,6 +18,7 @@ from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.model.sampling import Noise, Sampler
 from trajectory_transformer.search.beam import Plan, beam_search, keep_best, likelihood_search
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
+from trajectory_transformer.tokens.layout import TokenLayout
 
 MakeDecoder = Callable[..., FusedDecoder]
 
@@ -125,6 +126,23 @@ def test_a_decoder_sees_weights_that_change_between_searches(make_fused: MakeDec
         with torch.no_grad():
             for parameter in gpt.parameters():
                 parameter.mul_(-1.5)
+
+
+def test_prompts_and_transitions_of_several_tiles_are_read(make_fused: MakeDecoder) -> None:
+    layout = TokenLayout(0, 17, 5, rewards=True)  # 23 columns a transition, two tiles; the prompt has 63, four tiles
+    gpt = random_gpt(layout)
+    rng = np.random.default_rng(0)
+    prompt = torch.from_numpy(rng.integers(5, size=(2, layout.length(2) + 17)))
+    fused, naive = make_fused(gpt), make_decoder("naive", gpt)
+    for decoder in (fused, naive):
+        decoder.begin(prompt, max_candidates=5, max_new=layout.size)
+    for step in range(layout.size - 1):
+        if step % 4 == 0:
+            parents = torch.from_numpy(rng.integers(fused.tokens.shape[1], size=(2, 5)))
+            fused.select(parents), naive.select(parents)
+        torch.testing.assert_close(fused.logits(), naive.logits(), atol=1e-5, rtol=0)
+        tokens = torch.from_numpy(rng.integers(5, size=(2, 5)))
+        fused.append(tokens), naive.append(tokens)
 
 
 # Of two layers, one's keys and values are asked for while the other is at work; a single one needs its own again.

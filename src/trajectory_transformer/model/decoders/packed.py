@@ -102,11 +102,13 @@ def pack_tiles(columns: Tensor, *, transposed: bool) -> Tensor:
     """
     layers, rows, heads, count, head_dim = columns.shape
     split = columns.view(layers, rows, heads, count // TILE, TILE, head_dim).transpose(2, 3)
-    if columns.dtype != torch.bfloat16:
-        return (split.mT if transposed else split).flatten(4)
     outer = split.shape[:4]
-    if transposed:
+    if columns.dtype != torch.bfloat16:
+        ordered = split.mT if transposed else split
+    elif transposed:
         # t, high, j | strip, upper, g -> strip, g, t, high, upper, j
-        return split.reshape(*outer, 4, 2, 2, 2, 2, 8).permute(0, 1, 2, 3, 7, 9, 4, 5, 8, 6).flatten(4)
-    # two of the three bits of g and upper between them | t, e, high, j -> e, g, t, high, upper, j
-    return split.reshape(*outer, 4, 2, 2, 4, 2, 2, 2).permute(0, 1, 2, 3, 8, 4, 6, 7, 9, 5, 10).flatten(4)
+        ordered = split.reshape(*outer, 4, 2, 2, 2, 2, 8).permute(0, 1, 2, 3, 7, 9, 4, 5, 8, 6)
+    else:
+        # two of the three bits of g and upper between them | t, e, high, j -> e, g, t, high, upper, j
+        ordered = split.reshape(*outer, 4, 2, 2, 4, 2, 2, 2).permute(0, 1, 2, 3, 8, 4, 6, 7, 9, 5, 10)
+    return ordered.flatten(4).contiguous()  # a kernel reads it, and flattening may leave it where it was
