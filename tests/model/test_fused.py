@@ -139,10 +139,12 @@ def test_prompts_and_transitions_of_several_tiles_are_read(make_fused: MakeDecod
     for step in range(layout.size - 1):
         if step % 4 == 0:
             parents = torch.from_numpy(rng.integers(fused.tokens.shape[1], size=(2, 5)))
-            fused.select(parents), naive.select(parents)
+            for decoder in (fused, naive):
+                decoder.select(parents)
         torch.testing.assert_close(fused.logits(), naive.logits(), atol=1e-5, rtol=0)
         tokens = torch.from_numpy(rng.integers(5, size=(2, 5)))
-        fused.append(tokens), naive.append(tokens)
+        for decoder in (fused, naive):
+            decoder.append(tokens)
 
 
 # Of two layers, one's keys and values are asked for while the other is at work; a single one needs its own again.
