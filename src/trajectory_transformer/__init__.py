@@ -2,10 +2,11 @@
 
 from trajectory_transformer.config import PRESETS, ModelConfig, PlanConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
+from trajectory_transformer.model.decoders import Candidates
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.policies import Controller, PlanningPolicy, Policy, Step
 from trajectory_transformer.rollout import make_envs, rollout
-from trajectory_transformer.search.beam import Candidates, Objective, Plan, beam_search, likelihood_search
+from trajectory_transformer.search.beam import Objective, Plan, beam_search, likelihood_search
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
 from trajectory_transformer.search.predict import predict
 

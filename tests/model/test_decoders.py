@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from trajectory_transformer.config import ModelConfig
-from trajectory_transformer.model.decoders import DECODERS, Decoder, make_decoder
+from trajectory_transformer.model.decoders import DECODERS, Decoder, Run, make_decoder
 from trajectory_transformer.model.gpt import GPT
+from trajectory_transformer.model.sampling import Noise, Sampler, expected_value
 from trajectory_transformer.search.beam import likelihood_search
 from trajectory_transformer.tokens.layout import TokenLayout
 
@@ -97,7 +98,7 @@ def random_search(
         expected = full_pass(gpt, sequences, seen, maps)
         assert logits.shape == expected.shape
         worst = max(worst, float((logits - expected).abs().max()))
-        assert decoder.tokens.tolist() == [[each[prompt_length:] for each in row] for row in sequences]
+        assert decoder.candidates.tokens.tolist() == [[each[prompt_length:] for each in row] for row in sequences]
         if added == num_tokens:
             return worst
         # Mostly one token at a time, now and then a few.
@@ -200,6 +201,49 @@ def test_environments_do_not_read_each_other(name: str) -> None:
         alone.select(torch.zeros(1, 2, dtype=torch.long))
         alone.append(tokens[env : env + 1])
         torch.testing.assert_close(alone.logits()[0], both[env], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(DECODERS))
+def test_candidates_hold_what_their_tokens_add_up_to(name: str) -> None:
+    layout = LAYOUTS["rewards"]
+    gpt = random_gpt(layout)
+    with torch.no_grad():
+        gpt.heads[:, -1] *= 3.0  # stop tokens now and then
+    prompt = torch.tensor([[0, 1], [3, 4]])
+    values = torch.tensor([[-1.0, 0.0, 1.0, 2.0, 3.0], [5.0, 4.0, 3.0, 2.0, 1.0]])
+    noise = Noise(torch.tensor([1, 2]))
+
+    def draw(num_slots: int, *, judging: bool = False) -> Run:
+        gumbel = noise.gumbel(40, num_slots, 6)
+        return Run(num_slots, Sampler(), gumbel, values=values if judging else None, estimate=expected_value)
+
+    decoder = make_decoder(name, gpt)
+    decoder.begin(prompt, max_candidates=40, max_new=8)
+    decoder.select(torch.zeros(2, 40, dtype=torch.long))
+    decoder.extend(draw(1), draw(2, judging=True))
+    decoder.select(torch.arange(40).flip(0).expand(2, -1))
+    decoder.extend(draw(2))
+    decoder.extend(draw(1), draw(2, judging=True))
+    found = decoder.candidates
+
+    # Again from the tokens alone: a r v s s a r v.
+    rows = torch.cat([prompt[:, None].expand(-1, 40, -1), found.tokens], dim=2).flatten(0, 1)
+    logits = gpt(rows[:, :-1])[:, 1:].view(2, 40, 8, 6)  # [2, 40, 8, 6]
+    log_prob = logits.log_softmax(dim=-1).gather(-1, found.tokens[..., None])[..., 0]
+    torch.testing.assert_close(found.log_prob, log_prob.sum(dim=-1))
+    over = (found.tokens == 5)[..., [0, 3, 4, 5]].cumsum(dim=-1) > 0  # rewards and values end nothing
+    assert torch.equal(found.ended, over[..., -1])
+    assert found.ended.any() and not found.ended.all()
+    first, second = (expected_value(logits[..., slot, :], values[0]) for slot in (1, 6))
+    rewards = torch.stack([first.masked_fill(over[..., 0], 0.0), second.masked_fill(over[..., -1], 0.0)], dim=-1)
+    torch.testing.assert_close(found.rewards, rewards)
+    value = expected_value(logits[..., 7, :], values[1]).masked_fill(over[..., -1], 0.0)
+    torch.testing.assert_close(found.value, value)
+    told_apart = found.tokens[..., [0, 3, 4, 5]].flatten(0, 1).tolist()
+    alike = [[one == other for other in told_apart] for one in told_apart]
+    identity = found.identity.flatten()
+    assert torch.equal(identity[:, None] == identity, torch.tensor(alike))
+    assert sum(map(sum, alike)) > 80, "some are copies"
 
 
 @pytest.mark.parametrize("name", sorted(DECODERS))

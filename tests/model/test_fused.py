@@ -1,6 +1,7 @@
 """The fused decoder's kernels and book-keeping, run by the CPU, against full passes and the naive decoder."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +10,15 @@ import torch
 
 from tests.model.test_decoders import LAYOUTS, random_gpt, random_search, search_lengths
 from trajectory_transformer.config import ModelConfig, PlanConfig
-from trajectory_transformer.model.decoders import FusedDecoder, Run, make_decoder
+from trajectory_transformer.model.decoders import Candidates, FusedDecoder, Run, make_decoder
 from trajectory_transformer.model.decoders.fused import sizes_of, why_not_fused
 from trajectory_transformer.model.decoders.kernels import HostKernels, Sizes, find_compiler
-from trajectory_transformer.model.decoders.packed import pack_strips
+from trajectory_transformer.model.decoders.packed import pack_strips, pack_tiles
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.model.sampling import Noise, Sampler
 from trajectory_transformer.search.beam import Plan, beam_search, keep_best, likelihood_search
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
+from trajectory_transformer.tokens.layout import TokenLayout
 
 MakeDecoder = Callable[..., FusedDecoder]
 
@@ -93,9 +95,13 @@ def test_searches_find_what_the_naive_decoder_finds(
                 keep=keep,  # type: ignore[arg-type]
             )
 
-        expected, found = plan(make_decoder("naive", gpt, window), keep_best), plan(fused, fused.keep)
+        naive = make_decoder("naive", gpt, window)
+        expected, found = plan(naive, keep_best), plan(fused, fused.keep)
         assert torch.equal(found.tokens, expected.tokens), seed
         torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=1e-4)
+        for field in fields(Candidates):
+            parts = (getattr(decoder.candidates, field.name) for decoder in (fused, naive))
+            torch.testing.assert_close(*parts, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["plain", "goal-rewards"])
@@ -122,15 +128,35 @@ def test_a_decoder_sees_weights_that_change_between_searches(make_fused: MakeDec
                 parameter.mul_(-1.5)
 
 
-@pytest.mark.parametrize(("bf16", "tolerance"), [(False, 1e-5), (True, 3e-2)])
+def test_prompts_and_transitions_of_several_tiles_are_read(make_fused: MakeDecoder) -> None:
+    layout = TokenLayout(0, 17, 5, rewards=True)  # 23 columns a transition, two tiles; the prompt has 63, four tiles
+    gpt = random_gpt(layout)
+    rng = np.random.default_rng(0)
+    prompt = torch.from_numpy(rng.integers(5, size=(2, layout.length(2) + 17)))
+    fused, naive = make_fused(gpt), make_decoder("naive", gpt)
+    for decoder in (fused, naive):
+        decoder.begin(prompt, max_candidates=5, max_new=layout.size)
+    for step in range(layout.size - 1):
+        if step % 4 == 0:
+            parents = torch.from_numpy(rng.integers(fused.tokens.shape[1], size=(2, 5)))
+            for decoder in (fused, naive):
+                decoder.select(parents)
+        torch.testing.assert_close(fused.logits(), naive.logits(), atol=1e-5, rtol=0)
+        tokens = torch.from_numpy(rng.integers(5, size=(2, 5)))
+        for decoder in (fused, naive):
+            decoder.append(tokens)
+
+
+# Of two layers, one's keys and values are asked for while the other is at work; a single one needs its own again.
+@pytest.mark.parametrize(("bf16", "layers", "tolerance"), [(False, 1, 1e-5), (True, 1, 3e-2), (True, 2, 3e-2)])
 def test_lanes_warps_and_clusters_compute_what_a_full_forward_pass_does(
-    tmp_path: Path, bf16: bool, tolerance: float
+    tmp_path: Path, bf16: bool, layers: int, tolerance: float
 ) -> None:
     # Every GPU thread is a fiber here, the matrix instructions and the exchange within clusters included.
     if find_compiler() is None:
         pytest.skip("no C++ compiler to build the kernels with")
     layout = LAYOUTS["goal-1-rewards"]
-    gpt = GPT(layout, 20, ModelConfig(window=3, dropout=0.0, num_layers=1)).eval().requires_grad_(False)
+    gpt = GPT(layout, 20, ModelConfig(window=3, dropout=0.0, num_layers=layers)).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     gpt.token_embedding.weight.normal_(generator=generator)
     gpt.position_embedding.normal_(std=0.3, generator=generator)
@@ -139,7 +165,7 @@ def test_lanes_warps_and_clusters_compute_what_a_full_forward_pass_does(
     rng = np.random.default_rng(0)
     prompt = torch.from_numpy(rng.integers(21, size=(2, layout.length(1) + 2)))
     for decoder in (fused, naive):
-        decoder.begin(prompt, max_candidates=9, max_new=layout.size)
+        decoder.begin(prompt, max_candidates=9, max_new=6)
     for parents in ([[0] * 3, [0] * 3], [[0, 2, 2, 1, 2, 1, 0, 0, 2], [1, 1, 0, 2, 0, 1, 2, 1, 0]], None):
         for decoder in (fused, naive):
             if parents is not None:
@@ -152,13 +178,18 @@ def test_lanes_warps_and_clusters_compute_what_a_full_forward_pass_does(
         tokens = torch.from_numpy(rng.integers(21, size=fused.tokens.shape[:2]))
         for decoder in (fused, naive):
             decoder.append(tokens)
-    # A run of slots: each drawn token has the probability that the model gives it.
-    run = Run(2, Sampler(nucleus=0.9), Noise(torch.arange(2)).gumbel(9, 2, 21))
-    extension = fused.extend(run)
-    for slot in range(2):
-        expected = naive.logits().log_softmax(dim=-1).gather(-1, extension.tokens[..., slot, None])[..., 0]
-        torch.testing.assert_close(extension.log_prob[..., slot], expected, atol=2 * tolerance, rtol=0)
-        naive.append(extension.tokens[..., slot])
+    # Two runs of slots in one launch: each drawn token counts with the probability that the model gives it.
+    runs = [Run(count, Sampler(nucleus=0.9), Noise(torch.arange(2)).gumbel(9, count, 21)) for count in (2, 1)]
+    fused.extend(*runs)
+    expected = torch.zeros(2, 9)
+    for token in fused.tokens[..., -3:].unbind(dim=-1):
+        expected += naive.logits().log_softmax(dim=-1).gather(-1, token[..., None])[..., 0]
+        naive.append(token)
+    torch.testing.assert_close(fused.candidates.log_prob, expected, atol=3 * tolerance, rtol=0)
+    for count in (20, 300, 700):  # sorted within a warp, by all threads, and by all with two numbers each
+        scores, identity = (torch.from_numpy(rng.integers(count // 2, size=(2, count))) for _ in range(2))
+        kept = fused.keep(scores.float(), identity, count // 2, distinct=True)
+        assert torch.equal(kept, keep_best(scores.float(), identity, count // 2, distinct=True))
 
 
 @pytest.mark.parametrize("distinct", [True, False])
@@ -185,6 +216,22 @@ def test_matrix_units_find_every_weight_once_and_in_its_place() -> None:
     row, column = 4 * 16 + 3, 2 * 32 + 8 * 2 + 4
     expected = [weight[row + upper, column + high + j].item() for high in (0, 2) for upper in (0, 8) for j in (0, 1)]
     assert packed[place : place + 8].tolist() == expected
+
+
+def test_a_tile_lies_as_the_matrix_units_read_it() -> None:
+    # Numbers say which column and which of a head's 32 they are of; two tiles, the second from column 16 on.
+    columns = torch.arange(32.0)[:, None].expand(32, 32).bfloat16()
+    numbers = torch.arange(32.0).expand(32, 32).bfloat16()
+    of_keys, of_values = (
+        torch.stack([pack_tiles(x.view(1, 1, 1, 32, 32), transposed=transposed) for x in (columns, numbers)], dim=-1)
+        for transposed in (False, True)
+    )
+    # Lane 14 (g 3, t 2), its second 16 bytes: keys of columns 5 and 7, numbers 20, 21 of both, then 22, 23.
+    found = of_keys[0, 0, 1, 0, 256 + 14 * 8 :][:8].tolist()
+    assert found == [[16 + column, number + j] for number in (20, 22) for column in (5, 7) for j in (0, 1)]
+    # Values: numbers 16 + g and 24 + g of columns 4t and 4t + 1, then of 4t + 2 and 4t + 3.
+    found = of_values[0, 0, 0, 0, 256 + 14 * 8 :][:8].tolist()
+    assert found == [[column + j, number] for column in (8, 10) for number in (19, 27) for j in (0, 1)]
 
 
 def test_the_reason_why_a_model_cannot_be_fused_is_given() -> None:

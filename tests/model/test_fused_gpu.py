@@ -28,6 +28,7 @@ LAYOUTS = {
 def random_gpt(layout: TokenLayout, *, window: int = 8, width: int = 128, num_heads: int = 4) -> GPT:
     """The paper's sizes with weights large enough to matter."""
     generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)  # the other weights
     gpt = GPT(layout, NUM_BINS, ModelConfig(window=window, dropout=0.0, width=width, num_heads=num_heads))
     with torch.no_grad():
         gpt.token_embedding.weight.normal_(generator=generator)
@@ -113,11 +114,14 @@ def test_a_captured_search_is_the_search(bf16: bool) -> None:
     for num_envs in (3, 1, 3, 4):
         prompts = torch.randint(NUM_BINS, (num_envs, 27), generator=generator)
         seeds = torch.randint(1000, (num_envs,), generator=generator)
-        found = captured(prompts, seeds)
+        found = captured(prompts.numpy(), seeds.numpy())
         tokens, scores = found.tokens.clone(), found.scores.clone()
-        expected = search(prompts.to(GPU), seeds.to(GPU))
-        assert torch.equal(tokens, expected.tokens)
-        assert torch.equal(scores, expected.scores)
+        assert np.array_equal(captured.winners(), tokens[:, 0].cpu().numpy())
+        # With as many environments as it rounds up to: sums of other sizes may be rounded otherwise.
+        rows = {3: [0, 1, 2, 0]}.get(num_envs, list(range(num_envs)))
+        expected = search(prompts[rows].to(GPU), seeds[rows].to(GPU))
+        assert torch.equal(tokens, expected.tokens[:num_envs])
+        assert torch.equal(scores, expected.scores[:num_envs])
         with torch.no_grad():  # training between two plans is seen
             for parameter in gpt.parameters():
                 parameter.mul_(1.01)

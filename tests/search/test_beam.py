@@ -1,13 +1,14 @@
 """Beam search on a table small enough to search by hand, then on both decoders of a tiny GPT."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from trajectory_transformer.config import ModelConfig
-from trajectory_transformer.model.decoders import DECODERS, Extension, Run, make_decoder
+from trajectory_transformer.model.decoders import DECODERS, Candidates, Run, make_decoder
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.search.beam import Plan, likelihood_search
@@ -20,33 +21,34 @@ class TableDecoder:
     def __init__(self, table: Tensor) -> None:
         """Decode with a table [steps, V + 1, V + 1]."""
         self.table = table
-        self.tokens = torch.empty(0, 0, 0, dtype=torch.long)
+        self.candidates = Candidates.start(torch.empty(0, 0, dtype=torch.long))
         self.last = torch.empty(0, 0, dtype=torch.long)
         self.max_candidates = 0
 
     def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int, context: Tensor | None = None) -> None:
         """Start after a prompt [E, L]."""
         del max_new
-        self.tokens = prompt.new_empty(prompt.shape[0], 1, 0)
+        self.candidates = Candidates.start(prompt)
         self.last = prompt[:, -1:]
         self.max_candidates = max_candidates
 
     def logits(self) -> Tensor:
         """Rows of the table [E, K, V + 1]."""
-        return self.table[self.tokens.shape[2], self.last]
+        return self.table[self.candidates.tokens.shape[2], self.last]
 
     def append(self, tokens: Tensor) -> None:
         """Add one token [E, K]."""
-        self.tokens = torch.cat([self.tokens, tokens[:, :, None]], dim=2)
+        longer = torch.cat([self.candidates.tokens, tokens[:, :, None]], dim=2)
+        self.candidates = replace(self.candidates, tokens=longer)
         self.last = tokens
 
     def select(self, parents: Tensor) -> None:
         """Keep copies of candidates [E, K']."""
         assert parents.shape[1] <= self.max_candidates
-        self.tokens = self.tokens.gather(1, parents[:, :, None].expand(-1, -1, self.tokens.shape[2]))
+        self.candidates = self.candidates.select(parents)
         self.last = self.last.gather(1, parents)
 
-    def extend(self, run: Run) -> Extension:
+    def extend(self, *runs: Run) -> None:
         """Not needed: this search asks for one token at a time."""
         raise NotImplementedError
 

@@ -1,9 +1,11 @@
 """Objectives by hand-computed values."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from trajectory_transformer.search.beam import Candidates
+from trajectory_transformer.model.decoders import Candidates
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
 
 CANDIDATES = Candidates(
@@ -11,6 +13,8 @@ CANDIDATES = Candidates(
     log_prob=torch.tensor([[-1.0, -2.0]]),
     rewards=torch.tensor([[[1.0, 2.0, 4.0], [0.0, 0.0, 8.0]]]),
     value=torch.tensor([[16.0, 8.0]]),
+    ended=torch.tensor([[False, False]]),
+    identity=torch.tensor([[1, 2]]),
 )
 
 
@@ -31,6 +35,6 @@ def test_imitation_ranks_by_likelihood() -> None:
 
 @pytest.mark.parametrize("discount", [0.0, 0.3])
 def test_one_step_plans_have_a_score(discount: float) -> None:
-    one = Candidates(CANDIDATES.tokens, CANDIDATES.log_prob, CANDIDATES.rewards[..., :1], CANDIDATES.value)
+    one = replace(CANDIDATES, rewards=CANDIDATES.rewards[..., :1])
     torch.testing.assert_close(discounted_return(discount)(one), torch.tensor([[1 + 16 * discount, 8 * discount]]))
     torch.testing.assert_close(discounted_return(discount, value_includes_reward=True)(one), one.value)

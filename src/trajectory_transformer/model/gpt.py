@@ -1,5 +1,6 @@
 """The GPT of the paper over slots: embeddings, blocks, one output head per slot, and the same pass with a cache."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trajectory_transformer.config import ModelConfig
 from trajectory_transformer.model.attention import attend_many, attend_one
@@ -83,8 +85,8 @@ class Block(nn.Module):
         x = x + self._drop(linear(self.out, attended.transpose(-3, -2).flatten(-2)))
         return x + self._drop(linear(self.down, functional.gelu(linear(self.up, self.norm2(x)))))
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """A whole sequence [B, L, width] -> the same, with its keys and values [B, H, L, d]."""
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """A whole sequence [B, L, width] -> the same."""
         query, key, value = self.project(x)
         attended = functional.scaled_dot_product_attention(
             query,
@@ -94,7 +96,7 @@ class Block(nn.Module):
             is_causal=mask is None,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        return self.finish(x, attended), key, value
+        return self.finish(x, attended)
 
     def _drop(self, x: Tensor) -> Tensor:
         return functional.dropout(x, self.dropout, self.training)
@@ -113,7 +115,6 @@ class GPT(nn.Module):
 
     offsets: Tensor
     mask: Tensor
-    readable_positions: Tensor
 
     def __init__(self, layout: TokenLayout, num_bins: int, config: ModelConfig) -> None:
         """Build with random weights from torch's global generator."""
@@ -149,7 +150,6 @@ class GPT(nn.Module):
         readable = torch.tensor([not layout.is_value(int(position)) for position in positions])
         mask = (positions[:, None] >= positions[None, :]) & readable[None, :]
         self.register_buffer("mask", mask, persistent=False)
-        self.register_buffer("readable_positions", positions[readable], persistent=False)
 
     def encode_context(self, contexts: Tensor | None) -> Tensor | None:
         """What is added to every token of an episode: contexts [B, C, H, W] -> [B, width]; None for models without."""
@@ -168,19 +168,29 @@ class GPT(nn.Module):
         x = self._embed(tokens, 0, context)
         mask = self._mask(tokens.shape[1])
         for block in self.blocks:
-            x, _, _ = block(x, mask)
+            x = block(x, mask)
         return self._all_logits(x)
 
-    def read(self, tokens: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Keys and values, of one pass over tokens [B, L], that later tokens may read: two of [layers, B, H, C, d]."""
-        x = self._embed(tokens, 0, context)
-        mask = self._mask(tokens.shape[1])
-        readable = self.readable_positions[: len(self.readable(0, tokens.shape[1]))]
+    def read(
+        self, tokens: Tensor, context: Tensor | None = None, linear: Linear = apply_linear, *, multiple_of: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values, of one pass over tokens [B, L], that later tokens may read: two of [layers, B, H, C, d].
+
+        Columns behind the last are filled up to a multiple with copies of it.
+        """
+        # Nothing attends to a value: without them plain causality says it all.
+        x = self._embed(tokens, 0, context)[:, _readable_rows(self.layout, tokens.shape[1], multiple_of, tokens.device)]
         keys, values = [], []
-        for block in self.blocks:
-            x, key, value = block(x, mask)
-            keys.append(key.index_select(2, readable))
-            values.append(value.index_select(2, readable))
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            query, key, value = block.project(x, linear)
+            keys.append(key)
+            values.append(value)
+            if layer + 1 < len(self.blocks):
+                # Not by cuDNN, which for so few tokens takes longer to start than to work.
+                with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+                    attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+                x = block.finish(x, attended, linear)
         return torch.stack(keys), torch.stack(values)
 
     def extend(
@@ -314,6 +324,13 @@ class GPT(nn.Module):
     def _logits_after(self, x: Tensor, num_read: int) -> Tensor:
         """Logits of the token at position `num_read` from the hidden state before it: [..., width] -> [..., V + 1]."""
         return functional.linear(self.norm(x), self.heads[self.layout.slot(num_read)])
+
+
+@functools.cache
+def _readable_rows(layout: TokenLayout, length: int, multiple_of: int, device: torch.device) -> Tensor:
+    """Which of so many tokens later ones may read, the last repeated up to a multiple."""
+    rows = [position for position in range(length) if not layout.is_value(position)]
+    return torch.tensor(rows + rows[-1:] * (-len(rows) % multiple_of), dtype=torch.long, device=device)
 
 
 def _by_level(rows: Tensor, sizes: Sequence[Sequence[int]]) -> list[Tensor]:

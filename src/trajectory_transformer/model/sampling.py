@@ -1,5 +1,6 @@
 """Next tokens from logits: filters, Gumbel noise, and what a predicted distribution is worth."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -54,10 +55,16 @@ def keep_nucleus(logits: Tensor, mass: float) -> Tensor:
 class Gumbel:
     """Gumbel noise of one run of slots: a function of a key and of the place, so that any decoder can make any part."""
 
-    keys: Tensor  # [E], one for each search
+    seeds: Tensor  # [E], one for each search
+    number: int  # of the run, from 1 on
     num_candidates: int
     num_slots: int
     vocabulary: int
+
+    @functools.cached_property
+    def keys(self) -> Tensor:
+        """What is hashed with the place [E]. The seeds are hashed too: they may be neighbours, as runs are."""
+        return _mix(_mix(self.seeds) + _signed(self.number * _STEP))
 
     def slot(self, index: int) -> Tensor:
         """The noise of one slot [E, K, V + 1]."""
@@ -77,17 +84,13 @@ class Noise:
 
     def __init__(self, seeds: Tensor) -> None:
         """One stream a search: seeds [E], whole numbers of 64 bits."""
-        self._seeds = _mix(seeds)  # hashed: seeds may be neighbours, as the numbers of runs are
-        self._keys: list[Tensor] = []  # of the runs to come
+        self._seeds = seeds.contiguous()
+        self._num_runs = 0
 
     def gumbel(self, num_candidates: int, num_slots: int, vocabulary: int) -> Gumbel:
         """The noise of the next run."""
-        if not self._keys:
-            # Many at once: on a GPU a hash of a few numbers takes as long as one of a thousand.
-            steps = torch.arange(1, 65, device=self._seeds.device)[:, None] * _STEP
-            self._keys = list(_mix(self._seeds + steps).unbind())
-            self._seeds = self._keys[-1]
-        return Gumbel(self._keys.pop(0), num_candidates, num_slots, vocabulary)
+        self._num_runs += 1
+        return Gumbel(self._seeds, self._num_runs, num_candidates, num_slots, vocabulary)
 
 
 def _signed(number: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trajectory_transformer.config import PlanConfig
-from trajectory_transformer.model.decoders import Decoder, Run
+from trajectory_transformer.model.decoders import Candidates, Decoder, Run
 from trajectory_transformer.model.sampling import (
     Estimate,
     Noise,
@@ -19,17 +19,6 @@ from trajectory_transformer.model.sampling import (
     sampled_value,
 )
 from trajectory_transformer.tokens.layout import TokenLayout
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Partial plans of h transitions, the last without its next state."""
-
-    tokens: Tensor  # [E, K, n], from the first action on
-    log_prob: Tensor  # [E, K], of all these tokens under the model
-    rewards: Tensor  # [E, K, h], predicted; 0 after a predicted end. h = 0 without reward slots
-    value: Tensor  # [E, K], predicted return that follows the last transition; 0 after a predicted end
-
 
 Objective = Callable[[Candidates], Tensor]
 """Worth of every candidate [E, K], larger is better."""
@@ -86,7 +75,7 @@ def likelihood_search(
         log_prob, chosen = extended.topk(min(beam_width, possible), dim=1)
         decoder.select(chosen // vocabulary)
         decoder.append(chosen % vocabulary)
-    return Plan(tokens=decoder.tokens, scores=log_prob)
+    return Plan(tokens=decoder.candidates.tokens, scores=log_prob)
 
 
 @torch.inference_mode()
@@ -117,49 +106,27 @@ def beam_search(
     observe = Sampler(config.temperature, config.observation_top_k, config.observation_nucleus)
     judge = Sampler(config.temperature)
     estimate = make_estimate(config)
-    stop = values.shape[1]
+    worths = values[layout.reward :].contiguous() if layout.rewards else values  # of rewards and values
 
     max_new = config.horizon * layout.size - layout.observation_dim
     decoder.begin(prompt, max_candidates=crowd, max_new=max_new, context=context)
-    parents = torch.zeros(envs, crowd, dtype=torch.long, device=prompt.device)  # all from the prompt
-    siblings = (torch.arange(crowd, device=prompt.device) // config.expansion).expand(envs, -1)
-    log_prob = torch.zeros(envs, 1, device=prompt.device)
-    rewards = torch.zeros(envs, 1, 0, device=prompt.device)
-    ended = torch.zeros(envs, 1, dtype=torch.bool, device=prompt.device)
-    identity = torch.zeros(envs, 1, dtype=torch.long, device=prompt.device)
-    scores = log_prob
+    parents = _siblings(envs, crowd, crowd, prompt.device)  # all from the prompt
     for step in range(config.horizon):
         decoder.select(parents)
-        log_prob, rewards, ended, identity = (_pick(part, parents) for part in (log_prob, rewards, ended, identity))
         # The first action is certain to be taken: whoever plans knows that the episode goes on.
-        gumbel = noise.gumbel(crowd, layout.action_dim, vocabulary)
-        actions = decoder.extend(Run(layout.action_dim, act, gumbel, allow_stop=step > 0))
-        log_prob = log_prob + actions.log_prob.sum(dim=-1)
-        ended = ended | (actions.tokens == stop).any(dim=-1)
-        identity = _identify(identity, actions.tokens)
-        value = torch.zeros_like(log_prob)
+        runs = [Run(layout.action_dim, act, noise.gumbel(crowd, layout.action_dim, vocabulary), allow_stop=step > 0)]
         if layout.rewards:
             gumbel = noise.gumbel(crowd, 2, vocabulary)
-            judged = decoder.extend(Run(2, judge, gumbel, values=values[layout.reward :], estimate=estimate))
-            assert judged.worth is not None
-            log_prob = log_prob + judged.log_prob.sum(dim=-1)
-            earned = judged.worth.masked_fill(ended[..., None], 0.0)
-            rewards = torch.cat([rewards, earned[..., :1]], dim=-1)
-            value = earned[..., 1]
-        scores = objective(Candidates(decoder.tokens, log_prob, rewards, value))  # [E, crowd]
-        kept = keep(scores, identity, width, distinct=step + 1 < config.horizon)
+            runs.append(Run(2, judge, gumbel, values=worths, estimate=estimate))
+        decoder.extend(*runs)
+        scores = objective(decoder.candidates)  # [E, crowd]
+        kept = keep(scores, decoder.candidates.identity, width, distinct=step + 1 < config.horizon)
         decoder.select(kept)
-        scores, log_prob, rewards, ended, identity = (
-            _pick(part, kept) for part in (scores, log_prob, rewards, ended, identity)
-        )
         if step + 1 < config.horizon:
             gumbel = noise.gumbel(width, layout.observation_dim, vocabulary)
-            states = decoder.extend(Run(layout.observation_dim, observe, gumbel))
-            log_prob = log_prob + states.log_prob.sum(dim=-1)
-            ended = ended | (states.tokens == stop).any(dim=-1)
-            identity = _identify(identity, states.tokens)
-            parents = siblings
-    return Plan(tokens=decoder.tokens, scores=scores)
+            decoder.extend(Run(layout.observation_dim, observe, gumbel))
+            parents = _siblings(envs, crowd, config.expansion, prompt.device)
+    return Plan(tokens=decoder.candidates.tokens, scores=scores.gather(1, kept))
 
 
 def make_estimate(config: PlanConfig) -> Estimate:
@@ -177,17 +144,10 @@ def keep_best(scores: Tensor, identity: Tensor, width: int, *, distinct: bool) -
     return rank.argsort(dim=1)[:, :width]
 
 
-def _identify(identity: Tensor, tokens: Tensor) -> Tensor:
-    """Numbers that tell candidates apart, from those of their parents [E, K] and the tokens added [E, K, S]."""
-    powers = _powers(tokens.shape[-1] + 1, tokens.device)
-    return identity * powers[0] + ((tokens + 1) * powers[1:]).sum(dim=-1)  # wraps round, as a hash may
-
-
 @functools.cache
-def _powers(count: int, device: torch.device) -> Tensor:
-    """Powers of an odd number of 64 bits, largest first, the last of them 1."""
-    powers = [pow(6364136223846793005, exponent, 2**64) for exponent in reversed(range(count))]
-    return torch.tensor([power - 2**64 if power >= 2**63 else power for power in powers], device=device)
+def _siblings(envs: int, candidates: int, expansion: int, device: torch.device) -> Tensor:
+    """Parents that have `expansion` children each [E, K]. Made once, as operations on a GPU add up."""
+    return (torch.arange(candidates, device=device) // expansion).repeat(envs, 1)
 
 
 def _repeated(identity: Tensor, rank: Tensor) -> Tensor:
@@ -198,10 +158,3 @@ def _repeated(identity: Tensor, rank: Tensor) -> Tensor:
     same = torch.zeros_like(ordered)
     same[:, 1:] = (ordered[:, 1:] == ordered[:, :-1]).long()
     return torch.zeros_like(same).scatter(1, order, same)
-
-
-def _pick(part: Tensor, rows: Tensor) -> Tensor:
-    """Rows of every environment: part [E, K, ...], rows [E, K'] -> [E, K', ...]."""
-    if part.dim() == 2:
-        return part.gather(1, rows)
-    return part.gather(1, rows[..., None].expand(-1, -1, part.shape[2]))

@@ -4,12 +4,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from trajectory_transformer.search.beam import Plan
 
 log = logging.getLogger(__name__)
+
+TokenArray = npt.NDArray[np.int64]
 
 Search = Callable[[Tensor, Tensor, Tensor | None], Plan]
 """Prompts [E, L], seeds of their noise [E] and what is added to their tokens [E, width], on the device -> plans."""
@@ -18,10 +22,13 @@ Search = Callable[[Tensor, Tensor, Tensor | None], Plan]
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    prompts: Tensor
-    seeds: Tensor
+    given: Tensor  # [L + 1, E], prompts and seeds, on the device
+    staged: Tensor  # the same on the host, where copies go by themselves
+    written: TokenArray  # the same memory
     context: Tensor | None
     plan: Plan
+    best: Tensor  # [E, n], the winners on the host
+    done: torch.cuda.Event  # the winners are there
 
 
 class CapturedSearch:
@@ -36,47 +43,67 @@ class CapturedSearch:
         self._device = device
         self._refresh = refresh
         self._graphs: dict[tuple[int, int], _Captured | None] = {}
+        self._running: _Captured | None = None  # what nobody has waited for yet
+        self._winners: Callable[[], TokenArray] = lambda: np.empty((0, 0), np.int64)
 
-    def __call__(self, prompts: Tensor, seeds: Tensor, context: Tensor | None = None) -> Plan:
-        """Plans for prompts [E, L] on the host. They are overwritten by the next call."""
-        num_envs = len(prompts)
-        extra = (1 << (num_envs - 1).bit_length()) - num_envs
-        prompts, seeds = _padded(prompts, extra), _padded(seeds, extra)
-        context = None if context is None else _padded(context, extra)
+    def __call__(self, prompts: TokenArray, seeds: TokenArray, context: Tensor | None = None) -> Plan:
+        """Plans for prompts [E, L], with seeds [E]. They are overwritten by the next call."""
+        num_envs, length = prompts.shape
+        shape = (1 << (num_envs - 1).bit_length(), length)
+        if context is not None:  # the first one's for those that nobody asked for, as below
+            context = torch.cat([context, context[:1].expand(shape[0] - num_envs, -1)])
         self._refresh()
-        shape = (prompts.shape[0], prompts.shape[1])
         if shape not in self._graphs:
-            self._graphs[shape] = self._capture(prompts, seeds, context)
+            self._graphs[shape] = self._capture(shape, context)
         captured = self._graphs[shape]
         if captured is None:
-            plan = self._search(prompts.to(self._device), seeds.to(self._device), context)
-        else:
-            captured.prompts.copy_(prompts, non_blocking=True)
-            captured.seeds.copy_(seeds, non_blocking=True)
-            if captured.context is not None and context is not None:
-                captured.context.copy_(context)
-            captured.graph.replay()
-            plan = captured.plan
-        return Plan(plan.tokens[:num_envs], plan.scores[:num_envs])
+            given = torch.from_numpy(prompts).to(self._device), torch.from_numpy(seeds).to(self._device)
+            plan = self._search(*given, None if context is None else context[:num_envs])
+            self._winners = lambda: plan.best.cpu().numpy()
+            return plan
+        # Before the graph runs, every operation counts; those after it cost nothing, as the device is busy.
+        self._wait()
+        written = captured.written
+        written[:-1, :num_envs], written[-1, :num_envs] = prompts.T, seeds
+        written[:, num_envs:] = written[:, :1]
+        captured.given.copy_(captured.staged, non_blocking=True)
+        if captured.context is not None and context is not None:
+            captured.context.copy_(context)
+        captured.graph.replay()
+        captured.best.copy_(captured.plan.best, non_blocking=True)
+        captured.done.record()
+        self._running = captured
+        best = captured.best.numpy()
+        self._winners = lambda: best[:num_envs].copy()
+        return Plan(captured.plan.tokens[:num_envs], captured.plan.scores[:num_envs])
 
-    def _capture(self, prompts: Tensor, seeds: Tensor, context: Tensor | None) -> _Captured | None:
-        prompts, seeds = prompts.to(self._device), seeds.to(self._device)
+    def winners(self) -> TokenArray:
+        """The best plans of the last call [E, n] on the host, as soon as they are there."""
+        self._wait()
+        return self._winners()
+
+    def _wait(self) -> None:
+        if self._running is not None:
+            self._running.done.synchronize()
+            self._running = None
+
+    def _capture(self, shape: tuple[int, int], context: Tensor | None) -> _Captured | None:
+        staged = torch.zeros(shape[1] + 1, shape[0], dtype=torch.long, pin_memory=True)
+        given = staged.to(self._device)
         context = None if context is None else context.clone()
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            self._search(prompts, seeds, context)  # what is made once (compiled kernels, buffers) must be there before
+            # What is made once (compiled kernels, buffers) must be there before.
+            self._search(given[:-1].t(), given[-1], context)
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                plan = self._search(prompts, seeds, context)
+                plan = self._search(given[:-1].t(), given[-1], context)
         except RuntimeError as error:
             log.warning("planning without a CUDA graph, step by step: %s", error)
             return None
-        return _Captured(graph, prompts, seeds, context, plan)
-
-
-def _padded(rows: Tensor, extra: int) -> Tensor:
-    """Rows with copies of the first behind them."""
-    return torch.cat([rows, rows[:1].expand(extra, *rows.shape[1:])]) if extra else rows
+        best = torch.empty(plan.best.shape, dtype=torch.long, pin_memory=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return _Captured(graph, given, staged, staged.numpy(), context, plan, best, done)

@@ -1,9 +1,12 @@
 """What candidates are ranked by. A goal is not an objective but a prompt."""
 
+import functools
+
 import torch
 from torch import Tensor
 
-from trajectory_transformer.search.beam import Candidates, Objective
+from trajectory_transformer.model.decoders import Candidates
+from trajectory_transformer.search.beam import Objective
 
 
 def log_likelihood(candidates: Candidates) -> Tensor:
@@ -18,10 +21,14 @@ def discounted_return(discount: float, *, value_includes_reward: bool = False) -
     """
 
     def score(candidates: Candidates) -> Tensor:
-        rewards = candidates.rewards  # [E, K, h]
-        weights = discount ** torch.arange(rewards.shape[-1] + 1, device=rewards.device)
-        if value_includes_reward:
-            return rewards[..., :-1] @ weights[:-2] + candidates.value * weights[-2]
-        return rewards @ weights[:-1] + candidates.value * weights[-1]
+        rewards = candidates.rewards[..., :-1] if value_includes_reward else candidates.rewards
+        steps = rewards.shape[-1]
+        return torch.add(rewards @ _weights(discount, steps, rewards.device), candidates.value, alpha=discount**steps)
 
     return score
+
+
+@functools.cache
+def _weights(discount: float, steps: int, device: torch.device) -> Tensor:
+    """What rewards count, one after the other [steps]. Made once: on a GPU three operations each time add up."""
+    return discount ** torch.arange(steps, device=device)

@@ -73,7 +73,7 @@ def predict(
         else:
             sample(layout.action_dim, allow_stop=step > 0)
         sample(layout.size - layout.action_dim)
-    planned = decoder.tokens[0].cpu().numpy().reshape(num_samples, horizon, layout.size)  # a.. [r v] s..
+    planned = decoder.candidates.tokens[0].cpu().numpy().reshape(num_samples, horizon, layout.size)  # a.. [r v] s..
     return Prediction(
         observations=model.discretizer.decode(planned[..., layout.size - layout.observation_dim :], layout.observation),
         actions=model.discretizer.decode(planned[..., : layout.action_dim], layout.action),

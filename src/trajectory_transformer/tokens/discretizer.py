@@ -1,5 +1,6 @@
 """Real numbers to bins and back, one dimension at a time."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,7 +45,7 @@ def category_edges(num_categories: int) -> DoubleArray:
 
 def bins_of(values: npt.NDArray[np.floating], edges: DoubleArray) -> TokenArray:
     """Bin of the largest edge not above each value; values outside the edges fall into the first or last bin."""
-    return np.searchsorted(edges[1:-1], values, side="right").astype(np.int64)  # the outer edges bound nothing
+    return edges[1:-1].searchsorted(values, side="right")  # the outer edges bound nothing
 
 
 def midpoints(data: DoubleArray, edges: DoubleArray) -> DoubleArray:
@@ -122,13 +123,24 @@ class Discretizer:
 
     def encode(self, values: npt.NDArray[np.floating], dims: slice) -> TokenArray:
         """Tokens of the dimensions in `dims`: values [..., S'] -> [..., S']."""
-        columns = [bins_of(values[..., index], edges) for index, edges in enumerate(self.edges[dims])]
-        return np.stack(columns, axis=-1)
+        chosen = self._inner_edges[dims]
+        tokens = np.empty((*values.shape[:-1], len(chosen)), dtype=np.int64)
+        for index, edges in enumerate(chosen):
+            tokens[..., index] = edges.searchsorted(values[..., index], side="right")  # as `bins_of`
+        return tokens
 
     def decode(self, tokens: TokenArray, dims: slice) -> DoubleArray:
         """Values of the dimensions in `dims`, NaN for stop tokens: tokens [..., S'] -> [..., S']."""
-        table = np.concatenate([self.values, np.full((self.num_dims, 1), np.nan)], axis=1)[dims]
+        table = self._values_and_stop[dims]
         return np.asarray(table[np.arange(len(table)), tokens])
+
+    @functools.cached_property
+    def _inner_edges(self) -> tuple[DoubleArray, ...]:
+        return tuple(edges[1:-1] for edges in self.edges)
+
+    @functools.cached_property
+    def _values_and_stop(self) -> DoubleArray:
+        return np.concatenate([self.values, np.full((self.num_dims, 1), np.nan)], axis=1)
 
 
 def discretizer_tensors(discretizer: Discretizer) -> dict[str, Tensor]:

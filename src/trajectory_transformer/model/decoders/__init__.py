@@ -11,10 +11,10 @@ from torch import Tensor
 from trajectory_transformer.model.decoders.cached import CachedDecoder
 from trajectory_transformer.model.decoders.fused import FusedDecoder, why_not_fused
 from trajectory_transformer.model.decoders.naive import NaiveDecoder
-from trajectory_transformer.model.decoders.stepwise import Extension, Run
+from trajectory_transformer.model.decoders.stepwise import Candidates, Run
 from trajectory_transformer.model.gpt import GPT
 
-__all__ = ["DECODERS", "CachedDecoder", "Decoder", "Extension", "FusedDecoder", "NaiveDecoder", "Run", "make_decoder"]
+__all__ = ["DECODERS", "CachedDecoder", "Candidates", "Decoder", "FusedDecoder", "NaiveDecoder", "Run", "make_decoder"]
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ class Decoder(Protocol):
     Every prompt of one search has the same length. A search starts with one candidate per environment, the prompt.
     """
 
-    tokens: Tensor
-    """Tokens added so far [E, K, n]."""
+    candidates: Candidates
+    """As many as there are now, K of each."""
 
     def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int, context: Tensor | None = None) -> None:
         """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates.
@@ -43,8 +43,8 @@ class Decoder(Protocol):
     def select(self, parents: Tensor) -> None:
         """Replace the candidates by copies of themselves: parents [E, K'] numbers the old ones."""
 
-    def extend(self, run: Run) -> Extension:
-        """Add a run of slots to every candidate: between two selections they are independent."""
+    def extend(self, *runs: Run) -> None:
+        """Add runs of slots to every candidate, one after the other: between two selections they are independent."""
 
 
 DECODERS: dict[str, type[NaiveDecoder] | type[CachedDecoder]] = {"cached": CachedDecoder, "naive": NaiveDecoder}

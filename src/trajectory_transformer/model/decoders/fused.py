@@ -1,25 +1,30 @@
 """Whole runs of slots in one kernel: for GPUs, where launching many small ones costs more than the work itself."""
 
-import functools
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from trajectory_transformer.model.decoders.kernels import (
     MAX_CANDIDATES,
+    MAX_PARTS,
     MAX_SEGMENTS,
     RANKS,
     KeepArguments,
     Kernels,
+    PartArguments,
     RunArguments,
+    SelectArguments,
     Sizes,
+    StoreArguments,
     cuda_kernels,
 )
-from trajectory_transformer.model.decoders.packed import PackedWeights
+from trajectory_transformer.model.decoders.packed import TILE, PackedWeights
 from trajectory_transformer.model.decoders.segments import Segments
-from trajectory_transformer.model.decoders.stepwise import Extension, Run, StepwiseDecoder
+from trajectory_transformer.model.decoders.stepwise import Candidates, Run, StepwiseDecoder
 from trajectory_transformer.model.gpt import GPT
-from trajectory_transformer.model.sampling import Percentile, Sampler, expected_value, sampled_value
+from trajectory_transformer.model.sampling import Percentile, expected_value, sampled_value
 
 MAX_ROWS = 8  # candidates of one block, as in common.cuh
 
@@ -51,6 +56,7 @@ class FusedDecoder(StepwiseDecoder):
         self._readable = [not layout.is_value(position) for position in range(gpt.max_tokens)]
         self._readable_mask = torch.tensor(self._readable, dtype=torch.uint8, device=self.device)
         self.rows_per_block: int | None = None  # None: chosen by how many candidates there are
+        self._store = self.candidates  # the same, with room for more tokens and rewards
         self._position = -1  # visible tokens read; -1 before the first reading
         self._cropped = 0
 
@@ -75,6 +81,12 @@ class FusedDecoder(StepwiseDecoder):
         places = min(max_new // self.gpt.layout.size + 2, self.window + 1) + 2
         self._segments.begin(rows=prompt.shape[0] * max_candidates, places=places)
         self._position, self._cropped = -1, 0
+        layout, device = self.gpt.layout, self.device
+        self._store = replace(
+            self.candidates,
+            tokens=torch.empty(len(prompt), 1, max_new, dtype=torch.long, device=device),
+            rewards=torch.empty(len(prompt), 1, max_new // layout.size + 1, device=device),
+        )
 
     @torch.no_grad()
     def logits(self) -> Tensor:
@@ -85,31 +97,41 @@ class FusedDecoder(StepwiseDecoder):
         self._launch(1, logits=logits)
         return logits
 
+    def append(self, tokens: Tensor) -> None:
+        """Add one token to every candidate: tokens [E, K]."""
+        self._store.tokens[:, :, self.tokens.shape[2]] = tokens
+        self._show(num_more=1)
+
     @torch.no_grad()
-    def extend(self, run: Run) -> Extension:
-        """Add a run of slots to every candidate."""
-        parts: list[Extension] = []
-        done = 0
-        while done < run.num_slots:
-            self._catch_up()
-            count = self._slots_at_once(run.num_slots - done)
-            parts.append(self._draw(run, done, count))
-            done += count
-        if len(parts) == 1:
-            return parts[0]
-        worths = [part.worth for part in parts if part.worth is not None]
-        return Extension(
-            torch.cat([part.tokens for part in parts], dim=-1),
-            torch.cat([part.log_prob for part in parts], dim=-1),
-            torch.cat(worths, dim=-1) if worths else None,
-        )
+    def extend(self, *runs: Run) -> None:
+        """Add runs of slots to every candidate, one after the other."""
+        for first in range(0, len(runs), MAX_PARTS):
+            parts = runs[first : first + MAX_PARTS]
+            num_slots, done = sum(part.num_slots for part in parts), 0
+            while done < num_slots:
+                self._catch_up()
+                count = self._slots_at_once(num_slots - done)
+                num_rewards = _num_rewards(parts, done, count)
+                assert self.tokens.shape[2] + count <= self._store.tokens.shape[2], "there is room for max_new tokens"
+                assert self.candidates.rewards.shape[2] + num_rewards <= self._store.rewards.shape[2]
+                self._launch(count, parts=parts, first_slot=done)
+                self._show(num_more=count, num_rewards=num_rewards)
+                done += count
 
     def select(self, parents: Tensor) -> None:
         """Replace the candidates by copies of themselves: parents [E, K']."""
-        rows = parents + _first_rows(*self.tokens.shape[:2], self.device)
-        self.tokens = self.tokens.flatten(0, 1)[rows]
-        if self._position >= 0:
-            self._segments.select(parents, rows)
+        before, parents = self._store, parents.contiguous()
+        parts = vars(before).values()
+        self._store = Candidates(*(part.new_empty(*parents.shape, *part.shape[2:]) for part in parts))
+        arguments = SelectArguments(
+            parents=parents.data_ptr(),
+            before=self._describe(before),
+            after=self._describe(self._store),
+            candidates=parents.shape[1],
+            candidates_before=before.value.shape[1],
+        )
+        self._segments.select(arguments, *parents.shape)
+        self._show()
 
     def keep(self, scores: Tensor, identity: Tensor, width: int, *, distinct: bool) -> Tensor:
         """Numbers of the best candidates, best first, as `keep_best` of the search has it, in one kernel."""
@@ -147,16 +169,16 @@ class FusedDecoder(StepwiseDecoder):
                 self._launch(0, num_given=count + 1)
                 num_unread -= count
             envs, candidates, _ = self.tokens.shape
-            self._segments.complete(torch.arange(envs * candidates, device=self.device).view(envs, candidates))
+            self.select(torch.arange(candidates, device=self.device).expand(envs, -1))  # which completes the segment
 
     def _read_anew(self, tokens: Tensor) -> None:
         """Fill the prompt's part with tokens [E, 1 or K, L] in one pass of the model."""
         envs, rows, length = tokens.shape
-        low = self.dtype == torch.bfloat16 and self.device.type == "cuda"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
-            context = None if self.context is None else self.context.repeat_interleave(rows, dim=0)
-            keys, values = self.gpt.read(tokens.flatten(0, 1), context)
-        self._segments.restart(keys, values, envs=envs, candidates=self.tokens.shape[1])
+        context = None if self.context is None else self.context.repeat_interleave(rows, dim=0)
+        keys, values = self.gpt.read(tokens.flatten(0, 1), context, self._weights.linear, multiple_of=TILE)
+        self._segments.restart(
+            keys, values, columns=sum(self._readable[:length]), envs=envs, candidates=self.tokens.shape[1]
+        )
         self._position = length
 
     def _num_visible(self) -> int:
@@ -178,35 +200,19 @@ class FusedDecoder(StepwiseDecoder):
             count += 1
         return count
 
-    def _draw(self, run: Run, first: int, count: int) -> Extension:
-        """Draw the slots from `first` on of a run."""
-        shape = (*self.tokens.shape[:2], count)
-        tokens = torch.empty(shape, dtype=torch.long, device=self.device)
-        log_prob = torch.empty(shape, device=self.device)
-        wants_worth = run.values is not None and run.estimate is not None
-        worth = torch.empty(shape, device=self.device) if wants_worth else None
-        self._launch(count, run=run, first=first, tokens=tokens, log_prob=log_prob, worth=worth)
-        self.tokens = torch.cat([self.tokens, tokens], dim=2)
-        return Extension(tokens, log_prob, worth)
-
     def _launch(
         self,
         num_slots: int,
         *,
         num_given: int | None = None,
-        run: Run | None = None,
-        first: int = 0,
-        tokens: Tensor | None = None,
-        log_prob: Tensor | None = None,
-        worth: Tensor | None = None,
+        parts: Sequence[Run] = (),
+        first_slot: int = 0,
         logits: Tensor | None = None,
     ) -> None:
         """Read the unread tokens, of these `num_given - 1` before the first slot, and draw or return logits."""
         envs, candidates, _ = self.tokens.shape
         gpt, layout, segments = self.gpt, self.gpt.layout, self._segments
-        given = self._unread()[..., :num_given].contiguous()
-        values = None if run is None or run.values is None else run.values[first : first + num_slots].contiguous()
-        sampler = Sampler() if run is None else run.sampler
+        given = self._unread()[..., :num_given]
         group = self._group(envs * candidates)
         groups = -(-candidates // group)
         predicted = self._position + given.shape[2]  # position of the first slot to draw
@@ -220,29 +226,20 @@ class FusedDecoder(StepwiseDecoder):
             vectors=self._weights.vectors.data_ptr(),
             heads=self._weights.heads.data_ptr(),
             given=given.data_ptr(),
-            noise=None if run is None or run.noise is None else run.noise.keys.data_ptr(),
-            worths=None if values is None else values.data_ptr(),
-            tokens=None if tokens is None else tokens.data_ptr(),
-            log_prob=None if log_prob is None else log_prob.data_ptr(),
-            worth=None if worth is None else worth.data_ptr(),
+            store=self._describe(self._store),
+            parts=tuple(self._describe_part(part) for part in parts),
             logits=None if logits is None else logits.data_ptr(),
             stop_embedding=gpt.token_embedding.num_embeddings - 1,
             candidates=candidates,
             group=group,
             groups=groups,
+            given_room=given.stride(1),
             num_given=given.shape[2],
             num_slots=num_slots,
+            first_slot=first_slot,
             start=self._position,
             head_period=layout.size,
             head_first=layout.slot(predicted) if num_slots else 0,
-            noise_slots=0 if run is None else run.num_slots,
-            noise_first=first,
-            allow_stop=run is None or run.allow_stop,
-            top_k=gpt.num_bins + 1 if sampler.top_k is None else sampler.top_k,
-            estimate=0 if worth is None or run is None else _estimate_kind(run),
-            temperature=sampler.temperature,
-            dropped=-1.0 if sampler.nucleus is None or sampler.nucleus >= 1.0 else 1.0 - sampler.nucleus,
-            share=run.estimate.share if run is not None and isinstance(run.estimate, Percentile) else 0.0,
         )
         segments.describe_to(arguments)
         max_tiles = segments.max_tiles(group)
@@ -255,6 +252,46 @@ class FusedDecoder(StepwiseDecoder):
         num_read = given.shape[2] - 1 + num_slots
         segments.columns += self._columns_of(num_read)
         self._position += num_read
+
+    def _show(self, *, num_more: int = 0, num_rewards: int = 0) -> None:
+        """Show what is in store, with so many more tokens and rewards."""
+        num_tokens, num_rewards = self.tokens.shape[2] + num_more, self.candidates.rewards.shape[2] + num_rewards
+        store = self._store
+        self.candidates = replace(
+            store, tokens=store.tokens[:, :, :num_tokens], rewards=store.rewards[:, :, :num_rewards]
+        )
+
+    def _describe(self, store: Candidates) -> StoreArguments:
+        """Tell a kernel where candidates are."""
+        return StoreArguments(
+            tokens=store.tokens.data_ptr(),
+            rewards=store.rewards.data_ptr(),
+            log_prob=store.log_prob.data_ptr(),
+            value=store.value.data_ptr(),
+            ended=store.ended.data_ptr(),
+            identity=store.identity.data_ptr(),
+            token_room=store.tokens.shape[2],
+            reward_room=store.rewards.shape[2],
+            num_tokens=self.tokens.shape[2],
+            num_rewards=self.candidates.rewards.shape[2],
+        )
+
+    def _describe_part(self, run: Run) -> PartArguments:
+        """Tell a kernel how to draw."""
+        sampler = run.sampler
+        assert run.values is None or run.values.is_contiguous()
+        return PartArguments(
+            seeds=None if run.noise is None else run.noise.seeds.data_ptr(),
+            number=0 if run.noise is None else run.noise.number,
+            worths=None if run.values is None else run.values.data_ptr(),
+            num_slots=run.num_slots,
+            allow_stop=run.allow_stop,
+            top_k=self.gpt.num_bins + 1 if sampler.top_k is None else sampler.top_k,
+            estimate=0 if run.values is None else _estimate_kind(run),
+            temperature=sampler.temperature,
+            dropped=-1.0 if sampler.nucleus is None or sampler.nucleus >= 1.0 else 1.0 - sampler.nucleus,
+            share=run.estimate.share if isinstance(run.estimate, Percentile) else 0.0,
+        )
 
     def _unread(self) -> Tensor:
         """Visible tokens that have not been read [E, K, G]."""
@@ -274,10 +311,12 @@ class FusedDecoder(StepwiseDecoder):
         return min(-(-rows // at_once), MAX_ROWS)
 
 
-@functools.cache
-def _first_rows(envs: int, candidates: int, device: torch.device) -> Tensor:
-    """Row of each environment's first candidate [E, 1]."""
-    return torch.arange(envs, device=device)[:, None] * candidates
+def _num_rewards(parts: Sequence[Run], first: int, count: int) -> int:
+    """Rewards among `count` slots of some runs from `first` on."""
+    begins = [sum(part.num_slots for part in parts[:index]) for index in range(len(parts))]
+    rewards = [begin for begin, part in zip(begins, parts, strict=True) if part.values is not None]
+    assert len(rewards) < 2, "a launch has room for one reward"
+    return sum(first <= begin < first + count for begin in rewards)
 
 
 def sizes_of(gpt: GPT, *, bf16: bool) -> Sizes:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trajectory_transformer.model.decoders.kernels import RANKS
-from trajectory_transformer.model.gpt import GPT, Block
+from trajectory_transformer.model.gpt import GPT, Block, apply_linear
 
 TILE = 16  # columns of keys and values that are kept together, as in common.cuh
 
@@ -18,22 +18,34 @@ class PackedWeights:
         self._gpt = gpt
         self._dtype = dtype
         self._fast = dtype == torch.bfloat16
+        self._parameters = list(gpt.parameters())
+        on_gpu = gpt.position_embedding.device.type == "cuda"  # not every CPU can multiply in bfloat16
+        linear = [module for module in gpt.modules() if isinstance(module, nn.Linear)]
+        self._layers = linear if self._fast and on_gpu else []
         self._seen = self._versions()
-        self.matrices, self.vectors, self.heads = self._pack()
+        self.matrices, self.vectors, self.heads, *rounded = self._pack()
+        self._rounded = dict(zip(self._layers, zip(rounded[::2], rounded[1::2], strict=True), strict=True))
 
     def refresh(self) -> None:
         """Pack again where a weight has changed, into the same memory."""
         versions = self._versions()
         if versions != self._seen:
             self._seen = versions
-            for old, new in zip((self.matrices, self.vectors, self.heads), self._pack(), strict=True):
+            rounded = (part for layer in self._layers for part in self._rounded[layer])
+            for old, new in zip((self.matrices, self.vectors, self.heads, *rounded), self._pack(), strict=True):
                 old.copy_(new)
 
+    def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """Apply a layer of the model to many rows at once, in the packed precision: x [..., in] -> [..., out]."""
+        if layer not in self._rounded:
+            return apply_linear(layer, x)
+        return functional.linear(x.to(self._dtype), *self._rounded[layer])
+
     def _versions(self) -> list[int]:
-        return [parameter._version for parameter in self._gpt.parameters()]
+        return [parameter._version for parameter in self._parameters]
 
     @torch.no_grad()
-    def _pack(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _pack(self) -> list[Tensor]:
         gpt = self._gpt
         matrices, vectors = [], []
         for block in gpt.blocks:
@@ -45,7 +57,8 @@ class PackedWeights:
         vocabulary = gpt.heads.shape[1]
         padded = functional.pad(gpt.heads, (0, 0, 0, -vocabulary % 128))  # [D, room, width]
         heads = torch.stack([pack_strips(head) if self._fast else head.t().flatten() for head in padded])
-        return torch.cat(matrices).to(self._dtype), torch.cat(vectors).float(), heads.to(self._dtype)
+        packed = [torch.cat(matrices).to(self._dtype), torch.cat(vectors).float(), heads.to(self._dtype)]
+        return packed + [part.to(self._dtype) for layer in self._layers for part in (layer.weight, layer.bias)]
 
     def _matrices_of(self, block: Block) -> list[Tensor]:
         """The matrices of a block: transposed, or rank by rank what each of the blocks that work together needs."""
@@ -82,9 +95,20 @@ def pack_strips(weight: Tensor) -> Tensor:
 
 
 def pack_tiles(columns: Tensor, *, transposed: bool) -> Tensor:
-    """Keys or values [layers, R, H, C, d] in tiles [layers, R, tiles, H, 16, d] or, transposed, [.., d, 16]."""
+    """Keys or values [layers, R, H, C, d] in tiles [layers, R, tiles, H, 16 * d].
+
+    A tile of values is transposed. In bfloat16 (d is 32 there) the numbers of a tile are in the order in which a warp's
+    lanes read them, as in `key_place` and `value_place` of attention.cuh.
+    """
     layers, rows, heads, count, head_dim = columns.shape
-    tiles = -(-count // TILE)
-    padded = functional.pad(columns, (0, 0, 0, tiles * TILE - count))
-    split = padded.view(layers, rows, heads, tiles, TILE, head_dim).transpose(2, 3)
-    return (split.mT if transposed else split).contiguous()
+    split = columns.view(layers, rows, heads, count // TILE, TILE, head_dim).transpose(2, 3)
+    outer = split.shape[:4]
+    if columns.dtype != torch.bfloat16:
+        ordered = split.mT if transposed else split
+    elif transposed:
+        # t, high, j | strip, upper, g -> strip, g, t, high, upper, j
+        ordered = split.reshape(*outer, 4, 2, 2, 2, 2, 8).permute(0, 1, 2, 3, 7, 9, 4, 5, 8, 6)
+    else:
+        # two of the three bits of g and upper between them | t, e, high, j -> e, g, t, high, upper, j
+        ordered = split.reshape(*outer, 4, 2, 2, 4, 2, 2, 2).permute(0, 1, 2, 3, 8, 4, 6, 7, 9, 5, 10)
+    return ordered.flatten(4).contiguous()  # a kernel reads it, and flattening may leave it where it was

@@ -11,7 +11,7 @@ import functools
 import torch
 from torch import Tensor
 
-from trajectory_transformer.model.decoders.kernels import MAX_SEGMENTS, ArrangeArguments, Kernels, RunArguments
+from trajectory_transformer.model.decoders.kernels import MAX_SEGMENTS, Kernels, RunArguments, SelectArguments
 from trajectory_transformer.model.decoders.packed import TILE, pack_tiles
 
 
@@ -33,7 +33,8 @@ class Segments:
         self._pool = torch.empty(0)
         self._prompt_keys = self._prompt_values = torch.empty(0)  # [layers, rows, tiles, H, 16, d] and [.., d, 16]
         self._prompt_columns = 0
-        self._ancestors = torch.empty(0)  # [E, K, MAX_SEGMENTS], rows counted over all environments
+        # [E, K, MAX_SEGMENTS], rows counted over all environments; None before anything was read.
+        self._ancestors: Tensor | None = None
         # In which order candidates are worked on, and each one's place in it [E, K]: families side by side, so that
         # what they have in common is read once.
         self._order = self._places = torch.empty(0)
@@ -49,19 +50,19 @@ class Segments:
             # Zeros: a tile is multiplied as a whole, and what no token has filled must not be infinite.
             self._pools[shape] = torch.zeros(shape, dtype=self._dtype, device=self._device)
         self._pool = self._pools[shape]
+        self._ancestors = None
         self._complete, self._current, self.columns = [], 0, 0
 
-    def restart(self, keys: Tensor, values: Tensor, *, envs: int, candidates: int) -> None:
-        """Start from a prompt's keys and values [layers, R, H, C, d], a row for each environment or each candidate."""
+    def restart(self, keys: Tensor, values: Tensor, *, columns: int, envs: int, candidates: int) -> None:
+        """Start from a prompt's keys and values [layers, R, H, C, d], a row for each environment or each candidate.
+
+        Of the C columns, a multiple of 16, the first `columns` count.
+        """
         self._prompt_keys = pack_tiles(keys.to(self._dtype), transposed=False)
         self._prompt_values = pack_tiles(values.to(self._dtype), transposed=True)
-        self._prompt_columns = keys.shape[3]
-        rows = keys.shape[1] // envs
-        numbers = torch.arange(candidates, dtype=torch.int32, device=self._device)
-        first = torch.arange(envs, dtype=torch.int32, device=self._device)[:, None] * rows
-        self._ancestors = torch.zeros(envs, candidates, MAX_SEGMENTS, dtype=torch.int32, device=self._device)
-        self._ancestors[:, :, 0] = first + (numbers if rows > 1 else 0)
-        self._order = self._places = numbers.expand(envs, -1).contiguous()
+        self._prompt_columns = columns
+        self._ancestors, self._order = _first_ancestors(envs, keys.shape[1] // envs, candidates, self._device)
+        self._places = self._order
         self._complete, self.columns = [], 0
 
     @property
@@ -69,28 +70,33 @@ class Segments:
         """Columns that the segment being written has left."""
         return self.capacity - self.columns
 
-    def select(self, parents: Tensor, rows: Tensor) -> None:
-        """Replace the candidates by copies of themselves: parents [E, K'], and as rows over all environments."""
-        self._arrange(parents.contiguous())
-        self._ancestors = self._ancestors.flatten(0, 1)[rows]
-        if not self.room:
-            self.complete(rows)
-        elif self.columns:
-            place = self._free_place()
-            moved = self._pool[place].flatten(0, 1)[:, : rows.numel()]
-            torch.index_select(self._pool[self._current].flatten(0, 1), 1, rows.flatten(), out=moved)
-            self._current = place
-
-    def complete(self, rows: Tensor) -> None:
-        """Close the segment being written, of which every candidate continues a row: rows [E, K]."""
-        self._complete.append(self._current)
-        self._ancestors[:, :, len(self._complete)] = rows
-        self._current, self.columns = self._free_place(), 0
+    def select(self, arguments: SelectArguments, envs: int, candidates: int) -> None:
+        """Replace the candidates by copies of themselves, as told; a full segment is complete with that."""
+        before, places = self._ancestors, self._places
+        if before is not None:
+            self._ancestors = torch.empty(envs, candidates, MAX_SEGMENTS, dtype=torch.int32, device=self._device)
+            order = torch.empty(2, envs, candidates, dtype=torch.int32, device=self._device)
+            self._order, self._places = order.unbind()
+            arguments.ancestors, arguments.new_ancestors = before.data_ptr(), self._ancestors.data_ptr()
+            arguments.places, arguments.new_places = places.data_ptr(), self._places.data_ptr()
+            arguments.order, arguments.depth = self._order.data_ptr(), len(self._complete)
+            if not self.room:
+                arguments.completes = True
+                self._complete.append(self._current)
+                self._current, self.columns = self._free_place(), 0
+            elif self.columns:
+                place = self._free_place()
+                arguments.columns = self._pool[self._current].data_ptr()
+                arguments.new_columns = self._pool[place].data_ptr()
+                arguments.plane_stride, arguments.row_numbers = self._pool.stride(2), self._pool.stride(3)
+                self._current = place
+        self._kernels.select(arguments, envs)
 
     def describe_to(self, arguments: RunArguments) -> None:
         """Tell a kernel where everything is."""
         pool = self._pool
         layer_stride = pool.shape[3] * pool.shape[4]
+        assert self._ancestors is not None, "a prompt is read first"
         arguments.order, arguments.ancestors = self._order.data_ptr(), self._ancestors.data_ptr()
         arguments.prompt_keys, arguments.prompt_values = self._prompt_keys.data_ptr(), self._prompt_values.data_ptr()
         arguments.keys, arguments.values = pool.data_ptr(), pool[0, 1].data_ptr()
@@ -104,21 +110,6 @@ class Segments:
     def max_tiles(self, num_rows: int) -> int:
         """Tiles that so many candidates read at most."""
         return num_rows * (self._prompt_keys.shape[2] + (len(self._complete) + 1) * self.tiles)
-
-    def _arrange(self, parents: Tensor) -> None:
-        """Deal out candidates by family: parents [E, K']."""
-        envs, candidates = parents.shape
-        before = self._places
-        self._order, self._places = torch.empty(2, envs, candidates, dtype=torch.int32, device=self._device).unbind()
-        arguments = ArrangeArguments(
-            parents=parents.data_ptr(),
-            places=before.data_ptr(),
-            order=self._order.data_ptr(),
-            new_places=self._places.data_ptr(),
-            candidates=candidates,
-            candidates_before=before.shape[1],
-        )
-        self._kernels.arrange(arguments, envs)
 
     def _free_place(self) -> int:
         used = {*self._complete, self._current}
@@ -135,3 +126,13 @@ class Segments:
                 f"a search with {shape[3]} candidates needs {needed / 2**30:.1f} GiB for keys and values, "
                 f"{free / 2**30:.1f} GiB are free: lower search.beam_width, search.expansion or --num_envs"
             )
+
+
+@functools.cache
+def _first_ancestors(envs: int, rows: int, candidates: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ancestors and order of candidates that continue a prompt: each environment's, or its own of as many `rows`."""
+    numbers = torch.arange(candidates, dtype=torch.int32, device=device)
+    first = torch.arange(envs, dtype=torch.int32, device=device)[:, None] * rows
+    ancestors = torch.zeros(envs, candidates, MAX_SEGMENTS, dtype=torch.int32, device=device)
+    ancestors[:, :, 0] = first + (numbers if rows > 1 else 0)
+    return ancestors, numbers.expand(envs, -1).contiguous()

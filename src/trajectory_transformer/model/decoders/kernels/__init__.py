@@ -17,9 +17,30 @@ from typing import Literal, Protocol
 import torch
 
 MAX_SEGMENTS = 64  # as in common.cuh
-MAX_CANDIDATES = 4096  # of one environment, as in keep.cu
-RANKS = 2  # blocks that work together in bfloat16, as in bf16.cu
+MAX_CANDIDATES = 4096  # of one environment, as in select.cu
+MAX_PARTS = 2  # runs of slots that one launch takes, as in common.cuh
+RANKS = 2  # blocks that work together in bfloat16, as in matrix.cuh
 THREADS = 512
+TEAM = 128  # threads that move a candidate where there is little to move, as in select.cu
+
+
+class StoreArguments(ctypes.Structure):
+    """`Store` of common.cuh, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("tokens", "rewards", "log_prob", "value", "ended", "identity")),
+        *((name, ctypes.c_int) for name in ("token_room", "reward_room", "num_tokens", "num_rewards")),
+    )
+
+
+class PartArguments(ctypes.Structure):
+    """`Part` of common.cuh, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("seeds", "worths")),
+        *((name, ctypes.c_int) for name in ("number", "num_slots", "allow_stop", "top_k", "estimate")),
+        *((name, ctypes.c_float) for name in ("temperature", "dropped", "share")),
+    )
 
 
 class RunArguments(ctypes.Structure):
@@ -28,22 +49,21 @@ class RunArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
             "token_embedding", "position_embedding", "offsets", "readable", "context", "weights", "vectors", "heads",
-            "given", "order", "ancestors", "prompt_keys", "prompt_values", "keys", "values", "noise", "worths",
-            "tokens", "log_prob", "worth", "logits",
+            "given", "order", "ancestors", "prompt_keys", "prompt_values", "keys", "values", "logits",
         )),
+        ("store", StoreArguments),
+        ("parts", PartArguments * MAX_PARTS),
         *((name, ctypes.c_longlong) for name in ("stop_embedding", "prompt_stride", "layer_stride", "segment_stride")),
         ("segments", ctypes.c_int * MAX_SEGMENTS),
         *((name, ctypes.c_int) for name in (
             "depth", "current", "prompt_tiles", "prompt_columns", "tiles", "capacity", "columns", "candidates", "group",
-            "groups", "num_given", "num_slots", "start", "head_period", "head_first", "noise_slots", "noise_first",
-            "allow_stop", "top_k", "estimate",
+            "groups", "given_room", "num_given", "num_slots", "first_slot", "start", "head_period", "head_first",
         )),
-        *((name, ctypes.c_float) for name in ("temperature", "dropped", "share")),
     )  # fmt: skip
 
 
 class KeepArguments(ctypes.Structure):
-    """`Ranking` of keep.cu, field by field."""
+    """`Ranking` of select.cu, field by field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("scores", "identity", "kept")),
@@ -51,13 +71,20 @@ class KeepArguments(ctypes.Structure):
     )
 
 
-class ArrangeArguments(ctypes.Structure):
-    """`Arrangement` of keep.cu, field by field."""
+class SelectArguments(ctypes.Structure):
+    """`Selection` of select.cu, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("parents", "places", "order", "new_places")),
-        *((name, ctypes.c_int) for name in ("candidates", "candidates_before")),
-    )
+        ("parents", ctypes.c_void_p),
+        *((name, StoreArguments) for name in ("before", "after")),
+        *((name, ctypes.c_void_p) for name in (
+            "ancestors", "new_ancestors", "places", "new_places", "order", "columns", "new_columns",
+        )),
+        ("plane_stride", ctypes.c_longlong),
+        *((name, ctypes.c_int) for name in (
+            "row_numbers", "candidates", "candidates_before", "depth", "completes",
+        )),
+    )  # fmt: skip
 
 
 Machine = Literal["gpu", "fibers", "serial"]
@@ -82,7 +109,8 @@ class Sizes:
     def source(self, machine: Machine) -> str:
         """The whole source in the precision asked for."""
         folder = resources.files(__name__)
-        names = (f"{machine}.cuh", "common.cuh", "tiles.cuh", "bf16.cu" if self.bf16 else "float32.cu", "keep.cu")
+        own = ("matrix.cuh", "attention.cuh", "bf16.cu") if self.bf16 else ("float32.cu",)
+        names = (f"{machine}.cuh", "common.cuh", "tiles.cuh", *own, "select.cu")
         return "\n".join(folder.joinpath(name).read_text() for name in names)
 
 
@@ -101,11 +129,11 @@ class Kernels(Protocol):
     def extend(self, arguments: RunArguments, blocks: int, max_tiles: int) -> None:
         """Launch `extend` for so many groups of candidates, each with room for so many tiles."""
 
-    def keep(self, arguments: KeepArguments, blocks: int) -> None:
+    def keep(self, arguments: KeepArguments, envs: int) -> None:
         """Launch `keep`."""
 
-    def arrange(self, arguments: ArrangeArguments, blocks: int) -> None:
-        """Launch `arrange`."""
+    def select(self, arguments: SelectArguments, envs: int) -> None:
+        """Launch `select_parents`."""
 
 
 class CudaKernels:
@@ -128,8 +156,8 @@ class CudaKernels:
             module = ctypes.c_void_p()
             self._check(self._driver.cuModuleLoadData(ctypes.byref(module), cubin), "load the kernels")
             self._module = module
-            self._extend, self._keep, self._arrange = (
-                self._function(name) for name in (b"extend", b"keep", b"arrange")
+            self._extend, self._keep, self._select = (
+                self._function(name) for name in (b"extend", b"keep", b"select_parents")
             )
             self._room_bytes, run_bytes, self.tile_bytes = (
                 self._constant(name) for name in (b"room_bytes", b"run_bytes", b"tile_bytes")
@@ -140,7 +168,7 @@ class CudaKernels:
             raise RuntimeError(
                 f"a block needs {self._room_bytes} bytes of shared memory, the GPU has {self._most_shared}"
             )
-        for function in (self._extend, self._keep, self._arrange):
+        for function in (self._extend, self._keep, self._select):
             limit = self._driver.cuFuncSetAttribute(function, 8, self._most_shared)  # dynamic shared memory
             self._check(limit, "raise the limit of shared memory")
 
@@ -154,13 +182,15 @@ class CudaKernels:
         blocks *= RANKS if self._sizes.bf16 else 1
         self._launch(self._extend, arguments, blocks, self._room_bytes + max_tiles * self.tile_bytes)
 
-    def keep(self, arguments: KeepArguments, blocks: int) -> None:
+    def keep(self, arguments: KeepArguments, envs: int) -> None:
         """Launch `keep`."""
-        self._launch(self._keep, arguments, blocks, arguments.candidates * 32)
+        self._launch(self._keep, arguments, envs, 32 * _sorting_room(arguments.candidates))
 
-    def arrange(self, arguments: ArrangeArguments, blocks: int) -> None:
-        """Launch `arrange`."""
-        self._launch(self._arrange, arguments, blocks, arguments.candidates * 16)
+    def select(self, arguments: SelectArguments, envs: int) -> None:
+        """Launch `select_parents`."""
+        teams = 1 if arguments.new_columns else THREADS // TEAM
+        blocks = envs * (1 + -(-arguments.candidates // teams))
+        self._launch(self._select, arguments, blocks, 4 * _sorting_room(arguments.candidates))
 
     def _launch(self, function: ctypes.c_void_p, arguments: ctypes.Structure, blocks: int, shared_bytes: int) -> None:
         stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
@@ -219,13 +249,18 @@ class HostKernels:
         del max_tiles
         self._library.launch_extend(ctypes.byref(arguments), blocks)
 
-    def keep(self, arguments: KeepArguments, blocks: int) -> None:
+    def keep(self, arguments: KeepArguments, envs: int) -> None:
         """Run `keep`."""
-        self._library.launch_keep(ctypes.byref(arguments), blocks)
+        self._library.launch_keep(ctypes.byref(arguments), envs)
 
-    def arrange(self, arguments: ArrangeArguments, blocks: int) -> None:
-        """Run `arrange`."""
-        self._library.launch_arrange(ctypes.byref(arguments), blocks)
+    def select(self, arguments: SelectArguments, envs: int) -> None:
+        """Run `select_parents`."""
+        self._library.launch_select(ctypes.byref(arguments), envs)
+
+
+def _sorting_room(count: int) -> int:
+    """Numbers that a sort of `count` has room for, as in select.cu."""
+    return max(1 << (count - 1).bit_length(), 32)
 
 
 def find_compiler() -> str | None:

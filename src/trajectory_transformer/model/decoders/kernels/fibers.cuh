@@ -18,7 +18,9 @@ constexpr int LANES = 32, WARPS = 16;
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float rsqrtf(float value) { return 1.0f / sqrtf(value); }
 inline float __fdividef(float value, float by) { return value / by; }
 
@@ -106,6 +108,20 @@ template <typename V> V at_lane(V value, int lane) {
 }
 template <typename V> V from_lane(V value, int apart) { return at_lane(value, thread % LANES ^ apart); }
 inline void __syncwarp() { synchronize_warp(); }
+template <typename V, typename Join> V together(V value, Join join) {
+    for (int other = LANES / 2; other; other /= 2) value = join(value, from_lane(value, other));
+    return value;
+}
+inline float warp_max(float value) { return together(value, [](float a, float b) { return fmaxf(a, b); }); }
+inline int warp_min(int value) { return together(value, [](int a, int b) { return a < b ? a : b; }); }
+inline int warp_count(int value) { return together(value, std::plus<int>()); }
+inline bool any_lane(bool value) { return warp_count(value) > 0; }
+inline int claim(int* place, int number) {
+    const int before = *place;
+    if (before == -1) *place = number;
+    return before;
+}
+template <typename V> void lower(V* place, V number) { *place = *place < number ? *place : number; }
 
 #ifdef BF16
 typedef unsigned long long Barrier;
@@ -124,6 +140,7 @@ inline float half_of(unsigned both, int upper) {
     return value;
 }
 
+inline float power_of_two(float exponent) { return exp2f(exponent); }
 inline void multiply_add(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     const int lane = thread % LANES;
     const unsigned own[6] = {a0, a1, a2, a3, b0, b1};
@@ -138,6 +155,12 @@ inline void multiply_add(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2
         }
     }
     fibers::meet_warp();
+}
+
+inline unsigned transposed(unsigned both) {
+    const int g = thread % LANES / 4, t = thread % 4;
+    const unsigned even = at_lane(both, 8 * t + g / 2), odd = at_lane(both, 8 * t + 4 + g / 2);
+    return (g % 2 ? even >> 16 : even & 0xffffu) | (g % 2 ? odd & 0xffff0000u : odd << 16);
 }
 
 inline uint4 load_once(const uint4* place) { return *place; }

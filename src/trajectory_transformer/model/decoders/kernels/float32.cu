@@ -16,6 +16,7 @@ struct Room { // shared memory of a block
     float hidden[ROWS * HIDDEN];
     float results[ROWS * RESULTS];
     int candidates[ROWS], tokens[ROWS];
+    Tally tallies[ROWS];
     int num_tiles;
 };
 
@@ -74,9 +75,10 @@ __device__ void attend(const Tile* tiles, int num_tiles, int layer, int columns,
         for (int index = 0, own = 0; index < num_tiles; ++index) {
             const Tile tile = tiles[index];
             if (!(tile.rows >> row & 1) || own++ % AT_ONCE != lane / STEP) continue;
-            for (int column = lane % STEP; column < valid_columns(tile, columns); column += STEP) {
-                const float* key = tile.keys + layer * tile.layer_stride + (head * TILE + column) * HEAD;
-                const float* value = tile.values + layer * tile.layer_stride + head * HEAD * TILE + column;
+            for (int column = lane % STEP; column < valid_columns(tile.columns, columns); column += STEP) {
+                const long long from = (long long)(layer * tile.tiles_of_layer) * (WIDTH * TILE);
+                const float* key = tile.keys + from + (head * TILE + column) * HEAD;
+                const float* value = tile.values + from + head * HEAD * TILE + column;
                 float score = 0.0f;
                 for (int d = 0; d < HEAD; ++d) score += query[d] * key[d];
                 const float higher = fmaxf(highest, score), shrink = expf(highest - higher), share = expf(score - higher);
@@ -97,7 +99,13 @@ __device__ void attend(const Tile* tiles, int num_tiles, int layer, int columns,
 LAUNCHED(extend)(const Run run) {
     Room& room = *reinterpret_cast<Room*>(shared_bytes);
     Tile* tiles = reinterpret_cast<Tile*>(shared_bytes + ROOM_BYTES(Room));
-    const Group group(run, block_index / RANKS, room.candidates, room.tokens);
+    const Group group(run, block_index / RANKS);
+    for (int row = thread; row < ROWS; row += THREADS) {
+        room.candidates[row] = group.candidate(run, row);
+        room.tokens[row] = row < group.rows ? group.given(run, room.candidates[row], 0) : 0;
+        room.tallies[row] = group.tally(run, room.candidates[row]);
+    }
+    synchronize();
     const int env = group.env, rows = group.rows;
     const long long first_row = group.first_row;
     if (thread < LANES) {
@@ -145,7 +153,7 @@ LAUNCHED(extend)(const Run run) {
         }
         if (slot < 0) {
             for (int row = thread; row < rows; row += THREADS)
-                room.tokens[row] = int(run.given[(first_row + room.candidates[row]) * run.num_given + step + 1]);
+                room.tokens[row] = group.given(run, room.candidates[row], step + 1);
             synchronize();
             continue;
         }
@@ -153,7 +161,10 @@ LAUNCHED(extend)(const Run run) {
         multiply<VOCABULARY_ROOM, WIDTH>(run.heads + head * VOCABULARY_ROOM * WIDTH, room.activations, room.results);
         synchronize();
         for (int row = thread / LANES; row < rows; row += WARPS) {
-            const int token = conclude(run, room.results + row * RESULTS, env, room.candidates[row], slot, true);
+            const int candidate = room.candidates[row];
+            Tally& tally = room.tallies[row];
+            const auto noise = [&](int token) { return noise_of(run, tally, candidate, slot, token); };
+            const int token = conclude(run, room.results + row * RESULTS, noise, env, candidate, tally, slot, true);
             if (thread % LANES == 0) room.tokens[row] = token;
         }
         synchronize();

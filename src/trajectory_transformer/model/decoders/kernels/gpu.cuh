@@ -6,13 +6,33 @@
 #define LAUNCHED(name) extern "C" __global__ void __launch_bounds__(512, 1) name
 #define LAUNCHED_IN_CLUSTERS(ranks, name) extern "C" __global__ void __cluster_dims__(ranks, 1, 1) __launch_bounds__(512, 1) name
 #define block_index int(blockIdx.x)
-#define thread int(threadIdx.x)
+// A number that the compiler takes for a new one each time. Else it computes what follows from it once, before all loops,
+// and keeps it in registers that are needed for weights.
+__device__ int afresh(int value) {
+    asm volatile("" : "+r"(value));
+    __builtin_assume(value >= 0 && value < 512);
+    return value;
+}
+#define thread afresh(int(threadIdx.x))
 extern __shared__ __align__(128) char shared_bytes[];
 constexpr int LANES = 32, WARPS = 16;
 __device__ void synchronize() { __syncthreads(); }
 __device__ void synchronize_warp() { __syncwarp(); }
 template <typename V> __device__ V from_lane(V value, int apart) { return __shfl_xor_sync(0xffffffffu, value, apart); }
 template <typename V> __device__ V at_lane(V value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+
+// What a warp's lanes have together, each in one instruction. Floats are compared as integers in the same order.
+__device__ float warp_max(float value) {
+    const int bits = __float_as_int(value), highest = __reduce_max_sync(0xffffffffu, bits ^ (bits >> 31 & 0x7fffffff));
+    return __int_as_float(highest ^ (highest >> 31 & 0x7fffffff));
+}
+__device__ int warp_min(int value) { return __reduce_min_sync(0xffffffffu, value); }
+__device__ int warp_count(int value) { return __reduce_add_sync(0xffffffffu, value); }
+__device__ bool any_lane(bool value) { return __any_sync(0xffffffffu, value); }
+
+// Takes a place that holds -1; returns what it held. Then: the smaller of what a place holds and a number.
+__device__ int claim(int* place, int number) { return atomicCAS(place, -1, number); }
+template <typename V> __device__ void lower(V* place, V number) { atomicMin(place, number); }
 
 #ifdef BF16
 typedef unsigned long long Barrier;
@@ -26,11 +46,25 @@ __device__ unsigned pack(float low, float high) {
     return both;
 }
 
+// 2 to a power; what is too small becomes zero.
+__device__ float power_of_two(float exponent) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(exponent));
+    return result;
+}
+
 // sums += a b, a of 16 x 16 and b of 16 x 8 numbers in bfloat16, spread over the lanes of a warp.
 __device__ void multiply_add(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Of a matrix of 8 x 8 numbers in bfloat16, lane 4g + t has numbers 2t and 2t + 1 of row g; returns them of column g.
+__device__ unsigned transposed(unsigned both) {
+    unsigned result;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(both));
+    return result;
 }
 
 // A load whose place in the program stays, of what is read once.

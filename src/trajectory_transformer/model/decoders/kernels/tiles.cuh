@@ -3,34 +3,42 @@
 struct Tile {
     const Number* keys;
     const Number* values;
-    long long layer_stride;
-    int rows;     // bit r: candidate r of the block reads it
-    int columns;  // valid ones; -1 - i for tile i of the segment being written, which grows
+    int tiles_of_layer; // how many further the next layer's tile is
+    int rows;           // bit r: candidate r of the block reads it
+    int columns;        // valid ones; -1 - i for tile i of the segment being written, which grows
 };
 
-__device__ int valid_columns(const Tile& tile, int columns) {
-    if (tile.columns >= 0) return tile.columns;
-    const int left = columns - TILE * (-1 - tile.columns);
+__device__ int valid_columns(int listed, int columns) {
+    if (listed >= 0) return listed;
+    const int left = columns - TILE * (-1 - listed);
     return left < 0 ? 0 : (left > TILE ? TILE : left);
 }
 
-// Writes the list for candidates [rows] and returns its length. For one warp.
+// Writes the list for candidates [rows] and returns its length. For one warp, whose lanes have a segment each.
 __device__ int list_tiles(const Run& run, int env, const int* candidates, int rows, Tile* list) {
     const int lane = thread % LANES;
+    const int of_prompt = int(run.prompt_stride / (WIDTH * TILE)), of_segment = int(run.layer_stride / (WIDTH * TILE));
     const auto ancestor = [&](int r, int segment) {
         return run.ancestors[((long long)env * run.candidates + candidates[r]) * MAX_SEGMENTS + segment];
     };
     int length = 0;
+#pragma unroll 1
     for (int base = 0; base <= run.depth; base += LANES) {
         const int segment = base + lane;
         const int tiles = segment == 0 ? run.prompt_tiles : run.tiles;
         const int columns = segment == 0 ? run.prompt_columns : run.capacity;
-        int count = 0, leaders = 0;
-        for (int r = 0; segment <= run.depth && r < rows; ++r) {
-            const int own = ancestor(r, segment);
-            bool seen = false;
-            for (int before = 0; before < r; ++before) seen |= ancestor(before, segment) == own;
-            if (!seen) leaders |= 1 << r, count += tiles;
+        // Who reads what candidate r reads, a byte for each; none where somebody before r is among them.
+        unsigned long long readers = 0;
+        int own[ROWS], count = 0;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) own[r] = segment <= run.depth && r < rows ? ancestor(r, segment) : -1;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            unsigned same = 0;
+#pragma unroll
+            for (int other = 0; other < ROWS; ++other) same |= unsigned(own[other] == own[r]) << other;
+            if (own[r] < 0 || same & ((1 << r) - 1)) continue;
+            readers |= (unsigned long long)same << 8 * r, count += tiles;
         }
         int place = length, total = 0; // tiles of the segments before this one, and of all
         for (int other = 0; other < LANES; ++other) {
@@ -39,26 +47,26 @@ __device__ int list_tiles(const Run& run, int env, const int* candidates, int ro
             total += its;
         }
         length += total;
-        for (int r = 0; r < rows && leaders; ++r) {
-            if (!(leaders >> r & 1)) continue;
-            const int own = ancestor(r, segment);
-            int mask = 0;
-            for (int other = r; other < rows; ++other)
-                mask |= (ancestor(other, segment) == own) << other;
+#pragma unroll 1
+        for (int r = 0; r < rows; ++r) {
+            const int mask = int(readers >> 8 * r & 255);
+            if (!mask) continue;
+            const long long first = (long long)ancestor(r, segment) * tiles;
+#pragma unroll 1
             for (int tile = 0; tile < tiles; ++tile) {
-                const long long within = ((long long)own * tiles + tile) * WIDTH * TILE;
-                const long long begin = within + (segment ? run.segments[segment] * run.segment_stride : 0);
+                const long long begin = (first + tile) * WIDTH * TILE + (segment ? run.segments[segment] * run.segment_stride : 0);
                 const int left = columns - TILE * tile;
                 list[place++] = Tile{(segment ? run.keys : run.prompt_keys) + begin, (segment ? run.values : run.prompt_values) + begin,
-                                     segment ? run.layer_stride : run.prompt_stride, mask, left < TILE ? left : TILE};
+                                     segment ? of_segment : of_prompt, mask, left < TILE ? left : TILE};
             }
         }
     }
-    for (int own = lane; own < rows * run.tiles; own += LANES) {
-        const int r = own / run.tiles, tile = own % run.tiles;
+#pragma unroll 1
+    for (int i = lane; i < rows * run.tiles; i += LANES) {
+        const int r = i / run.tiles, tile = i % run.tiles;
         const long long row = (long long)env * run.candidates + candidates[r];
         const long long begin = run.current * run.segment_stride + (row * run.tiles + tile) * WIDTH * TILE;
-        list[length + own] = Tile{run.keys + begin, run.values + begin, run.layer_stride, 1 << r, -1 - tile};
+        list[length + i] = Tile{run.keys + begin, run.values + begin, of_segment, 1 << r, -1 - tile};
     }
     return length + rows * run.tiles;
 }
