@@ -201,13 +201,17 @@ class PlanningPolicy:
     def _plan(self, envs: list[int], goals: FloatArray) -> None:
         """Search for environments whose prompts have the same length, and queue the first actions found."""
         layout, config = self.model.layout, self.config
-        goal_tokens = encode_goals(goals[envs][:, : layout.goal_dim], self.model.discretizer, self.model.tokens)
         rows = np.stack([np.concatenate(self._past[env]) for env in envs])
-        rows = rows[:, : rows.shape[1] - (layout.size - layout.observation_dim)]  # the current transition has no more
-        prompts = np.concatenate([goal_tokens, rows], axis=1)
+        prompts = rows[
+            :, : rows.shape[1] - (layout.size - layout.observation_dim)
+        ]  # the current transition has no more
+        if layout.goal_dim:
+            goal_tokens = encode_goals(goals[envs][:, : layout.goal_dim], self.model.discretizer, self.model.tokens)
+            prompts = np.concatenate([goal_tokens, prompts], axis=1)
         started = time.perf_counter()
         plan = self._make_plan(prompts, envs)
-        best = plan.best.cpu().numpy()  # [E', n], from the first action on
+        # [E', n], from the first action on
+        best = plan.best.cpu().numpy() if self._captured is None else self._captured.winners()
         self.plan_seconds.append(time.perf_counter() - started)
         for index, env in enumerate(envs):
             self._queued[env] = self._first_actions(best[index])

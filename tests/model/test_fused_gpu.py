@@ -116,6 +116,7 @@ def test_a_captured_search_is_the_search(bf16: bool) -> None:
         seeds = torch.randint(1000, (num_envs,), generator=generator)
         found = captured(prompts.numpy(), seeds.numpy())
         tokens, scores = found.tokens.clone(), found.scores.clone()
+        assert np.array_equal(captured.winners(), tokens[:, 0].cpu().numpy())
         # With as many environments as it rounds up to: sums of other sizes may be rounded otherwise.
         rows = {3: [0, 1, 2, 0]}.get(num_envs, list(range(num_envs)))
         expected = search(prompts[rows].to(GPU), seeds[rows].to(GPU))

@@ -84,7 +84,7 @@ class Noise:
 
     def __init__(self, seeds: Tensor) -> None:
         """One stream a search: seeds [E], whole numbers of 64 bits."""
-        self._seeds = seeds
+        self._seeds = seeds.contiguous()
         self._num_runs = 0
 
     def gumbel(self, num_candidates: int, num_slots: int, vocabulary: int) -> Gumbel:

@@ -106,6 +106,7 @@ def beam_search(
     observe = Sampler(config.temperature, config.observation_top_k, config.observation_nucleus)
     judge = Sampler(config.temperature)
     estimate = make_estimate(config)
+    worths = values[layout.reward :].contiguous() if layout.rewards else values  # of rewards and values
 
     max_new = config.horizon * layout.size - layout.observation_dim
     decoder.begin(prompt, max_candidates=crowd, max_new=max_new, context=context)
@@ -116,7 +117,7 @@ def beam_search(
         runs = [Run(layout.action_dim, act, noise.gumbel(crowd, layout.action_dim, vocabulary), allow_stop=step > 0)]
         if layout.rewards:
             gumbel = noise.gumbel(crowd, 2, vocabulary)
-            runs.append(Run(2, judge, gumbel, values=values[layout.reward :], estimate=estimate))
+            runs.append(Run(2, judge, gumbel, values=worths, estimate=estimate))
         decoder.extend(*runs)
         scores = objective(decoder.candidates)  # [E, crowd]
         kept = keep(scores, decoder.candidates.identity, width, distinct=step + 1 < config.horizon)

@@ -22,10 +22,13 @@ Search = Callable[[Tensor, Tensor, Tensor | None], Plan]
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    given: TokenArray  # [L + 1, E], prompts and seeds on the host, whence the graph takes them
+    given: Tensor  # [L + 1, E], prompts and seeds, on the device
+    staged: Tensor  # the same on the host, where copies go by themselves
+    written: TokenArray  # the same memory
     context: Tensor | None
     plan: Plan
-    done: torch.cuda.Event  # the last replay has ended
+    best: Tensor  # [E, n], the winners on the host
+    done: torch.cuda.Event  # the winners are there
 
 
 class CapturedSearch:
@@ -40,6 +43,8 @@ class CapturedSearch:
         self._device = device
         self._refresh = refresh
         self._graphs: dict[tuple[int, int], _Captured | None] = {}
+        self._running: _Captured | None = None  # what nobody has waited for yet
+        self._winners: Callable[[], TokenArray] = lambda: np.empty((0, 0), np.int64)
 
     def __call__(self, prompts: TokenArray, seeds: TokenArray, context: Tensor | None = None) -> Plan:
         """Plans for prompts [E, L], with seeds [E]. They are overwritten by the next call."""
@@ -53,35 +58,52 @@ class CapturedSearch:
         captured = self._graphs[shape]
         if captured is None:
             given = torch.from_numpy(prompts).to(self._device), torch.from_numpy(seeds).to(self._device)
-            return self._search(*given, None if context is None else context[:num_envs])
-        captured.done.synchronize()
-        captured.given[:-1, :num_envs], captured.given[-1, :num_envs] = prompts.T, seeds
-        captured.given[:, num_envs:] = captured.given[:, :1]
+            plan = self._search(*given, None if context is None else context[:num_envs])
+            self._winners = lambda: plan.best.cpu().numpy()
+            return plan
+        # Before the graph runs, every operation counts; those after it cost nothing, as the device is busy.
+        self._wait()
+        written = captured.written
+        written[:-1, :num_envs], written[-1, :num_envs] = prompts.T, seeds
+        written[:, num_envs:] = written[:, :1]
+        captured.given.copy_(captured.staged, non_blocking=True)
         if captured.context is not None and context is not None:
             captured.context.copy_(context)
         captured.graph.replay()
+        captured.best.copy_(captured.plan.best, non_blocking=True)
         captured.done.record()
+        self._running = captured
+        best = captured.best.numpy()
+        self._winners = lambda: best[:num_envs].copy()
         return Plan(captured.plan.tokens[:num_envs], captured.plan.scores[:num_envs])
 
-    def _run(self, given: Tensor, context: Tensor | None) -> Plan:
-        """Search for prompts and seeds [L + 1, E], wherever they are."""
-        given = given.to(self._device, non_blocking=True)
-        return self._search(given[:-1].t(), given[-1], context)
+    def winners(self) -> TokenArray:
+        """The best plans of the last call [E, n] on the host, as soon as they are there."""
+        self._wait()
+        return self._winners()
+
+    def _wait(self) -> None:
+        if self._running is not None:
+            self._running.done.synchronize()
+            self._running = None
 
     def _capture(self, shape: tuple[int, int], context: Tensor | None) -> _Captured | None:
-        given = torch.zeros(shape[1] + 1, shape[0], dtype=torch.long, pin_memory=True)
+        staged = torch.zeros(shape[1] + 1, shape[0], dtype=torch.long, pin_memory=True)
+        given = staged.to(self._device)
         context = None if context is None else context.clone()
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            self._run(given, context)  # what is made once (compiled kernels, buffers) must be there before
+            # What is made once (compiled kernels, buffers) must be there before.
+            self._search(given[:-1].t(), given[-1], context)
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                plan = self._run(given, context)
+                plan = self._search(given[:-1].t(), given[-1], context)
         except RuntimeError as error:
             log.warning("planning without a CUDA graph, step by step: %s", error)
             return None
+        best = torch.empty(plan.best.shape, dtype=torch.long, pin_memory=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        return _Captured(graph, given.numpy(), context, plan, done)
+        return _Captured(graph, given, staged, staged.numpy(), context, plan, best, done)

@@ -111,8 +111,11 @@ class FusedDecoder(StepwiseDecoder):
             while done < num_slots:
                 self._catch_up()
                 count = self._slots_at_once(num_slots - done)
+                num_rewards = _num_rewards(parts, done, count)
+                assert self.tokens.shape[2] + count <= self._store.tokens.shape[2], "there is room for max_new tokens"
+                assert self.candidates.rewards.shape[2] + num_rewards <= self._store.rewards.shape[2]
                 self._launch(count, parts=parts, first_slot=done)
-                self._show(num_more=count, num_rewards=_num_rewards(parts, done, count))
+                self._show(num_more=count, num_rewards=num_rewards)
                 done += count
 
     def select(self, parents: Tensor) -> None:
@@ -210,8 +213,6 @@ class FusedDecoder(StepwiseDecoder):
         envs, candidates, _ = self.tokens.shape
         gpt, layout, segments = self.gpt, self.gpt.layout, self._segments
         given = self._unread()[..., :num_given]
-        drawn = 0 if logits is not None else num_slots
-        assert self.tokens.shape[2] + drawn <= self._store.tokens.shape[2], "there is room for max_new tokens"
         group = self._group(envs * candidates)
         groups = -(-candidates // group)
         predicted = self._position + given.shape[2]  # position of the first slot to draw
