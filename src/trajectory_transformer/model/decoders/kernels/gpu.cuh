@@ -21,13 +21,29 @@ __device__ void synchronize_warp() { __syncwarp(); }
 template <typename V> __device__ V from_lane(V value, int apart) { return __shfl_xor_sync(0xffffffffu, value, apart); }
 template <typename V> __device__ V at_lane(V value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 
-// What a warp's lanes have together, each in one instruction. Floats are compared as integers in the same order.
+// What a warp's lanes have together, each in one instruction where there is one (compute capability 8). Floats are
+// compared as integers in the same order.
+#if __CUDA_ARCH__ >= 800
 __device__ float warp_max(float value) {
     const int bits = __float_as_int(value), highest = __reduce_max_sync(0xffffffffu, bits ^ (bits >> 31 & 0x7fffffff));
     return __int_as_float(highest ^ (highest >> 31 & 0x7fffffff));
 }
 __device__ int warp_min(int value) { return __reduce_min_sync(0xffffffffu, value); }
 __device__ int warp_count(int value) { return __reduce_add_sync(0xffffffffu, value); }
+#else
+__device__ float warp_max(float value) {
+    for (int other = LANES / 2; other; other /= 2) value = fmaxf(value, from_lane(value, other));
+    return value;
+}
+__device__ int warp_min(int value) {
+    for (int other = LANES / 2; other; other /= 2) value = min(value, from_lane(value, other));
+    return value;
+}
+__device__ int warp_count(int value) {
+    for (int other = LANES / 2; other; other /= 2) value += from_lane(value, other);
+    return value;
+}
+#endif
 __device__ bool any_lane(bool value) { return __any_sync(0xffffffffu, value); }
 
 // Takes a place that holds -1; returns what it held. Then: the smaller of what a place holds and a number.
