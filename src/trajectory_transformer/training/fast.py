@@ -19,7 +19,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from trajectory_transformer.config import TrainConfig
-from trajectory_transformer.model.gpt import GPT, settle_keys
+from trajectory_transformer.model.block import settle_keys
+from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import Batch, loss_weights
 

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trajectory_transformer.model.block import Linear, TransposedWeights, apply_linear
 from trajectory_transformer.model.cache import KVCache
 from trajectory_transformer.model.decoders.stepwise import StepwiseDecoder
-from trajectory_transformer.model.gpt import GPT, Level, Linear, TransposedWeights, apply_linear
+from trajectory_transformer.model.gpt import GPT, Level
 
 
 class CachedDecoder(StepwiseDecoder):

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trajectory_transformer.model.block import Block, apply_linear
 from trajectory_transformer.model.decoders.kernels import RANKS
-from trajectory_transformer.model.gpt import GPT, Block, apply_linear
+from trajectory_transformer.model.gpt import GPT
 
 TILE = 16  # columns of keys and values that are kept together, as in common.cuh
 
