@@ -63,6 +63,14 @@ def test_the_way_to_a_score_of_the_paper_goes_on_where_it_was_cut_off(
     assert min(metrics[f"seconds_{stage}"] for stage in ("collect", "train", "evaluate")) > 0
     assert result["settings"]["train"]["tokens"]["discretizer"] == "uniform"
     assert result["settings"]["search"]["beam_width"] == 2
+    # Another search of the same model, its result in another file: nothing but the episodes is made again.
+    other = ["--out", str(whole / "other.json"), "--search.beam_width", "3", "--search.window", "null"]
+    before = (whole / "run" / "weights.safetensors").stat().st_mtime_ns
+    assert paper("whole", "--discretizer", "uniform", *other)[0] == 0
+    search = json.loads((whole / "other.json").read_text())["settings"]["search"]
+    assert (search["beam_width"], search["window"]) == (3, None)
+    assert (whole / "run" / "weights.safetensors").stat().st_mtime_ns == before
+    assert json.loads((whole / "result.json").read_text()) == result
 
     # The same in pieces: data alone, half of the training, and all the rest on another machine, where no data is.
     assert paper("cut", "--discretizer", "uniform", "--until", "collect")[0] == 0

@@ -168,11 +168,14 @@ class Job:
         self.tt("collect", *words, "--out", out, "--result", self.watched)
 
     def evaluate(self) -> list[Path]:
-        """Play all episodes, so many at once as asked for; returns the result of each such part."""
+        """Play all episodes, so many at once as asked for; returns the result of each such part.
+
+        They are kept by the name of the result file: one model may be evaluated with several searches.
+        """
         options, results = self.options, []
         at_once = options.at_once or options.episodes
         for first in range(0, options.episodes, at_once):
-            path = options.work / "evaluation" / f"{first}.json"
+            path = options.work / "evaluation" / options.out.stem / f"{first}.json"
             results.append(path)
             if path.exists():
                 continue
