@@ -86,6 +86,14 @@ def test_a_run_holds_checkpoint_metrics_and_tensorboard(tt: Run, made: Path, tmp
     assert list((tmp_path / "run/tensorboard").iterdir())
 
 
+@pytest.mark.parametrize(("rate", "lost"), [(0.003, False), (3.0, True)])
+def test_a_loss_that_rose_is_told(tt: Run, made: Path, rate: float, lost: bool) -> None:
+    words = ["--train.steps", 60, "--train.learning_rate", rate, "--train.warmup_steps", 50]
+    code, text = tt("train", made / "rooms.npz", "--out", "run", *TINY, *SHORT, *words)
+    assert code == 0, text
+    assert bool(re.search(r"warning: the loss fell to \S+ at step \d+ and rose to", text)) == lost, text
+
+
 def test_a_config_file_sets_flags_and_flags_override_it(tt: Run, made: Path, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text("train: {steps: 2, batch_size: 4}\nmodel: {num_layers: 1, width: 16}\n")
     code, text = tt("train", "--config", "small.yaml", made / "rooms.npz", "--out", "run", "--train.steps", 3)

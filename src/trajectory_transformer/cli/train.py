@@ -204,6 +204,7 @@ def _train(trainer: Trainer, folder: Path, writers: list[MetricsWriter]) -> Metr
     """Run to the end or to Ctrl-C; either way the folder holds the last step. Returns the last report."""
     started, world = time.perf_counter(), trainer.world
     last: Metrics | None = None
+    best: Metrics | None = None
     with progress_bar("loss", "speed") as bar, _interrupts() as interrupts:
         task = bar.add_task("training", total=trainer.total_steps, completed=trainer.step, loss="", speed="")
         stopping = False
@@ -211,6 +212,7 @@ def _train(trainer: Trainer, folder: Path, writers: list[MetricsWriter]) -> Metr
             bar.update(task, completed=trainer.step)
             if metrics is not None:
                 last = metrics
+                best = metrics if best is None or metrics.loss < best.loss else best
                 for writer in writers:
                     writer.write(metrics)
                 speed = f"{metrics.tokens_per_second / 1000:.3g}k tokens/s"
@@ -230,7 +232,17 @@ def _train(trainer: Trainer, folder: Path, writers: list[MetricsWriter]) -> Metr
         )
         raise Stopped if world.leads else SystemExit(130)
     console.print(f"trained {trainer.step} steps in {time.perf_counter() - started:.0f} s")
+    if last is not None and best is not None and has_diverged(best.loss, last.loss):
+        console.print(
+            f"warning: the loss fell to {best.loss:.3f} at step {best.step} and rose to {last.loss:.3f} after it; "
+            "lower train.learning_rate, or set train.precision float32"
+        )
     return last
+
+
+def has_diverged(best: float, last: float) -> bool:
+    """Whether a loss has risen by more than batches differ."""
+    return last > 1.2 * best + 0.1
 
 
 def _save(trainer: Trainer, folder: Path) -> None:
