@@ -31,7 +31,7 @@ class Segments:
         # captured search goes on using its own.
         self._pools: dict[tuple[int, ...], Tensor] = {}
         self._pool = torch.empty(0)
-        self._prompt_keys = self._prompt_values = torch.empty(0)  # [layers, rows, tiles, H, 16, d] and [.., d, 16]
+        self._prompt_keys = self._prompt_values = torch.empty(0)  # see `pack_tiles`
         self._prompt_columns = 0
         # [E, K, MAX_SEGMENTS], rows counted over all environments; None before anything was read.
         self._ancestors: Tensor | None = None
