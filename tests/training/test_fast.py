@@ -31,20 +31,13 @@ def with_maps(dataset: Dataset) -> Dataset:
     return replace(dataset, episodes=tuple(replace(episode, context=context) for episode, context in pairs))
 
 
-def mix(x: Tensor) -> Tensor:
-    """The hash of the kernels."""
-    x = x & MASK
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & MASK
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & MASK
-    return x ^ (x >> 16)
-
-
 def kept(seed: Tensor, num_rows: int, num_columns: int, dropout: float) -> Tensor:
     """What dropout keeps of a matrix, times how much it grows."""
-    rows = mix(torch.arange(num_rows, device=seed.device) ^ seed.long())
-    columns = mix(torch.arange(num_columns, device=seed.device) + 0x3C6EF372)
+    rows = ((torch.arange(num_rows, device=seed.device) ^ seed.long()) * 0x7FEB352D) & MASK
+    rows = ((rows ^ (rows >> 15)) * 0x846CA68B) & MASK
+    columns = (torch.arange(num_columns, device=seed.device) * 0x85EBCA6B) & MASK
     words = ((rows[:, None] ^ columns) * 0x9E3779B1) & MASK
-    return ((words >> 8) >= round(dropout * 2**24)).double() / (1 - dropout)
+    return (words >= round(dropout * 2**24) << 8).double() / (1 - dropout)
 
 
 class Plain:
@@ -52,12 +45,12 @@ class Plain:
 
     @staticmethod
     def attention(
-        qkv: Tensor, readable: Tensor, seeds: Tensor, index: int, heads: int, dropout: float
+        h: Tensor, weight: Tensor, bias: Tensor, readers: Tensor, seeds: Tensor, index: int, heads: int, dropout: float
     ) -> tuple[Tensor, ...]:
-        batch, length, triple = qkv.shape
-        query, key, value = qkv.view(batch, length, 3, heads, triple // 3 // heads).permute(2, 0, 3, 1, 4)
-        position = torch.arange(length, device=qkv.device)
-        mask = (position[:, None] >= position) & readable.bool()
+        batch, length, width = h.shape
+        qkv = functional.linear(h, weight, bias)
+        query, key, value = qkv.view(batch, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+        mask = readers <= torch.arange(length, device=h.device)[:, None]
         scores = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
         shares = scores.masked_fill(~mask.any(dim=1)[:, None], 0.0).softmax(dim=-1) * mask
         if dropout:
@@ -98,6 +91,14 @@ class Plain:
         hidden = functional.gelu(functional.linear(h, up, up_bias))
         return Plain.linear_add_norm(hidden, down, down_bias, x, gain, shift, seeds, index, dropout)
 
+    @staticmethod
+    def dropout_norm(
+        x: Tensor, gain: Tensor, shift: Tensor, seeds: Tensor, index: int, dropout: float
+    ) -> tuple[Tensor, ...]:
+        if dropout:
+            x = x * kept(seeds[index], x[..., 0].numel(), x.shape[-1], dropout).view_as(x)
+        return x, functional.layer_norm(x, x.shape[-1:], gain, shift)
+
 
 @pytest.mark.parametrize("goal_dims", [(), (1,), (2, 0)])
 @pytest.mark.parametrize("rewards", [True, False])
@@ -119,7 +120,7 @@ def test_the_fast_pass_is_the_model_and_so_are_its_gradients(
         batch,
         action_weight=5.0,
         dropout=0.0,
-        seeds=torch.zeros(6, dtype=torch.int32),
+        seeds=torch.zeros(7, dtype=torch.int32),
         operations=Plain(),
     )
     torch.testing.assert_close(by_token, expected_by_token, rtol=1e-5, atol=1e-5)
@@ -206,14 +207,16 @@ def test_kernels_are_what_they_say(
         return (scale * torch.randn(shape, generator=generator, device="cuda")).to(kind).requires_grad_(True)
 
     seeds = torch.tensor([5, 123456789], device="cuda", dtype=torch.int32)
-    readable = (torch.arange(length, device="cuda") % 16 != 0).to(torch.uint8)
+    readers = torch.arange(length, device="cuda", dtype=torch.int32)
+    readers[::16] = length  # nobody reads these
     norm = [draw(width, kind=torch.float32) for _ in range(2)]
     x = draw(3, length, width), draw(3, length, width)
     both = [draw(4 * width, width), draw(4 * width), draw(width, 4 * width), draw(width)]
     cases: dict[str, tuple[int, tuple[object, ...], list[Tensor]]] = {  # results compared, settings, inputs
-        "attention": (1, (readable, seeds, 1, heads, dropout), [draw(3, length, 3 * width)]),
+        "attention": (1, (readers, seeds, 1, heads, dropout), [x[0], draw(3 * width, width), draw(3 * width)]),
         "linear_add_norm": (2, (seeds, 1, dropout), [x[0], draw(width, width), draw(width), x[1], *norm]),
         "perceptron": (2, (seeds, 1, dropout), [x[0], *both, x[1], *norm]),
+        "dropout_norm": (2, (seeds, 1, dropout), [x[0], *norm]),
     }
     for name, (count, settings, inputs) in cases.items():
         assert (

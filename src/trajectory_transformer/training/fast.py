@@ -31,9 +31,17 @@ class Operations(Protocol):
     """What the pass is made of; see `training.operations`. Dropout of operation `index` draws from `seeds[index]`."""
 
     def attention(
-        self, qkv: Tensor, readable: Tensor, seeds: Tensor, index: int, heads: int, dropout: float
+        self,
+        h: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        readers: Tensor,
+        seeds: Tensor,
+        index: int,
+        heads: int,
+        dropout: float,
     ) -> tuple[Tensor, ...]:
-        """Causal attention over readable columns: qkv [B, L, 3 * width] -> [B, L, width] first."""
+        """Attention by a linear layer's queries, keys and values, each column read by rows from `readers` on."""
 
     def linear_add_norm(
         self,
@@ -65,6 +73,11 @@ class Operations(Protocol):
     ) -> tuple[Tensor, ...]:
         """The same with two linear layers around gelu."""
 
+    def dropout_norm(
+        self, x: Tensor, gain: Tensor, shift: Tensor, seeds: Tensor, index: int, dropout: float
+    ) -> tuple[Tensor, ...]:
+        """Dropout, [B, L, width], and the layer norm of it."""
+
 
 def fits(model: TrajectoryModel) -> bool:
     """Whether the kernels are made for a model's sizes, on a device that has them."""
@@ -89,17 +102,15 @@ def fast_loss(
     goals = gpt.layout.goal_dim
     slots = _transposed(batch.tokens[:, goals:].reshape(-1, gpt.layout.size))  # [D, B * W]
     x = _embed(gpt, weights, batch, slots)
-    x = functional.dropout(x, dropout)
-    h = functional.layer_norm(
-        x.float(), x.shape[-1:], weights["blocks.0.norm1.weight"], weights["blocks.0.norm1.bias"]
-    ).to(weights["heads"].dtype)
-    readable = _readable(gpt, batch.tokens.shape[1], x.device)
+    norm = weights["blocks.0.norm1.weight"], weights["blocks.0.norm1.bias"]
+    x, h = operations.dropout_norm(x, *norm, seeds, 3 * gpt.config.num_layers, dropout)[:2]
+    readers = _readers(gpt, batch.tokens.shape[1], x.device)
     last = gpt.config.num_layers - 1
     for layer in range(last + 1):
         own = {name: weights[f"blocks.{layer}.{name}"] for name in _BLOCK}
         after = f"blocks.{layer + 1}.norm1" if layer < last else "norm"
-        qkv = functional.linear(h, own["qkv.weight"], settle_keys(own["qkv.bias"]))
-        attended = operations.attention(qkv, readable, seeds, 3 * layer, gpt.config.num_heads, dropout)[0]
+        linear = own["qkv.weight"], settle_keys(own["qkv.bias"])
+        attended = operations.attention(h, *linear, readers, seeds, 3 * layer, gpt.config.num_heads, dropout)[0]
         norm = own["norm2.weight"], own["norm2.bias"]
         branch = own["out.weight"], own["out.bias"]
         x, h = operations.linear_add_norm(attended, *branch, x, *norm, seeds, 3 * layer + 1, dropout)[:2]
@@ -144,14 +155,15 @@ def _look_up(tokens: Tensor, tables: Tensor) -> Tensor:
     return torch.bmm(one_hot.to(tables.dtype), tables).transpose(0, 1)
 
 
-def _readable(gpt: GPT, length: int, device: torch.device) -> Tensor:
-    """Which entries others may read: those of tokens that are no values."""
-    position = torch.arange(length, device=device) - 1
+def _readers(gpt: GPT, length: int, device: torch.device) -> Tensor:
+    """The first row that may read each entry: its own, and none where it is empty or holds a value."""
+    entry = torch.arange(length, device=device, dtype=torch.int32)
+    position = entry - 1
     readable = position >= 0
     if gpt.layout.rewards:
         slot = (position - gpt.layout.goal_dim) % gpt.layout.size
         readable &= (slot != gpt.layout.value) | (position < gpt.layout.goal_dim)
-    return readable.to(torch.uint8)
+    return torch.where(readable, entry, length)
 
 
 def _logits(gpt: GPT, heads: Tensor, h: Tensor) -> Tensor:
@@ -271,7 +283,7 @@ class FastEngine:
         from trajectory_transformer.training import operations
 
         self._optimizer = FlatAdamW(model.gpt, optimizer, config, compiled=True)
-        self._num_seeds = 3 * model.gpt.config.num_layers
+        self._num_seeds = 3 * model.gpt.config.num_layers + 1  # the last for the embeddings
 
         def loss(
             weights: Mapping[str, Tensor], tokens: Tensor, real: Tensor, contexts: Tensor | None, seeds: Tensor

@@ -4,29 +4,57 @@ Only `training.fast` imports this file, and only where there is a GPU.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from trajectory_transformer.training.kernels import (
-    add_norm_backward,
-    add_norm_forward,
+from trajectory_transformer.training.kernels.attention import (
     attention_backward_columns,
     attention_backward_rows,
     attention_forward,
+)
+from trajectory_transformer.training.kernels.layers import (
+    add_norm_backward,
+    add_norm_forward,
     gelu_backward,
     gelu_forward,
+    norm_forward,
 )
 
 _LOG2_E = 1.0 / math.log(2.0)
 
-# Block sizes (rows, columns, warps), the fastest of those tried on an H200 at width 128, 4 heads, 160 tokens.
-_FORWARD, _ROWS, _COLUMNS = (32, 32, 1), (32, 32, 2), (32, 64, 4)
-_ADD_NORM = (64, 64, 8)
-_ADD_NORM_BACKWARD = (4, 2, 1320)  # rows, warps, programs
-_GELU = (64, 128, 8)
-_GELU_BACKWARD = (64, 64, 4)
+
+class Blocks(NamedTuple):
+    """How a kernel's work is cut into programs."""
+
+    rows: int
+    columns: int  # or what else a program goes through
+    warps: int
+    stages: int
+    programs: int = 0  # at most, each with several blocks of rows
+
+    def of(self, x: Tensor) -> "Blocks":
+        """The same, or small blocks in float32, which is for tests: its products fill the registers."""
+        return self._replace(rows=16, columns=32, stages=1) if x.dtype == torch.float32 else self
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What a launch is told."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+    def spread(self, num_rows: int) -> int:
+        """Over how many programs rows are spread evenly."""
+        tiles = triton.cdiv(num_rows, self.rows)
+        return triton.cdiv(tiles, triton.cdiv(tiles, self.programs))
+
+
+# The fastest of those tried on an H200 at width 128, 4 heads, 160 tokens; see docs/decisions/0007.
+_ATTENTION, _ATTENTION_ROWS, _ATTENTION_COLUMNS = Blocks(32, 32, 1, 3), Blocks(32, 32, 1, 2), Blocks(32, 32, 2, 2)
+_OUT, _DOWN = Blocks(64, 128, 8, 1), Blocks(64, 64, 4, 3)
+_NORM, _NORM_BACKWARD = Blocks(4, 0, 2, 3), Blocks(4, 0, 2, 3, programs=1320)
+_GELU, _GELU_BACKWARD = Blocks(64, 64, 4, 3, programs=99), Blocks(64, 64, 4, 2, programs=66)
 
 
 def _dropping(dropout: float) -> tuple[int, float]:
@@ -36,64 +64,140 @@ def _dropping(dropout: float) -> tuple[int, float]:
 
 @torch.library.custom_op("trajectory_transformer::attention", mutates_args=())
 def attention(
-    qkv: Tensor, readable: Tensor, seeds: Tensor, index: int, heads: int, dropout: float
-) -> tuple[Tensor, Tensor]:
-    """Causal attention over readable columns: qkv [B, L, 3 * width] -> [B, L, width], and its weights' logarithms."""
-    batch, length, triple = qkv.shape
-    width = triple // 3
-    out, weight = qkv.new_empty(batch, length, width), qkv.new_empty(batch, heads, length, dtype=torch.float32)
-    rows, columns, warps = _FORWARD
-    attention_forward[(triton.cdiv(length, rows), batch * heads)](
-        qkv, readable, seeds, out, weight, index, length, _LOG2_E / math.sqrt(width // heads), *_dropping(dropout),
-        heads=heads, dim=width // heads, block_rows=rows, block_columns=columns, drops=dropout > 0, num_warps=warps,
+    h: Tensor, weight: Tensor, bias: Tensor, readers: Tensor, seeds: Tensor, index: int, heads: int, dropout: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Causal attention by a linear layer's queries, keys and values: h [B, L, width] -> [B, L, width].
+
+    Row i reads column j where `readers[j] <= i`. Kept for the backward pass are queries, keys and values, and the
+    logarithms of what a row's weights add up to.
+    """
+    batch, length, width = h.shape
+    qkv = torch.nn.functional.linear(h, weight, bias)
+    out, total = torch.empty_like(h), h.new_empty(batch, heads, length, dtype=torch.float32)
+    blocks = _ATTENTION
+    attention_forward[(triton.cdiv(length, blocks.rows), batch * heads)](
+        qkv, readers, seeds, out, total, index, length, _LOG2_E / math.sqrt(width // heads), *_dropping(dropout),
+        heads=heads, dim=width // heads, block_rows=blocks.rows, block_columns=blocks.columns, drops=dropout > 0,
+        **blocks.options,
     )  # fmt: skip
-    return out, weight
+    return out, qkv, total
 
 
 @attention.register_fake
-def _(qkv, readable, seeds, index, heads, dropout):
-    batch, length, triple = qkv.shape
-    return qkv.new_empty(batch, length, triple // 3), qkv.new_empty(batch, heads, length, dtype=torch.float32)
+def _(h, weight, bias, readers, seeds, index, heads, dropout):
+    batch, length, width = h.shape
+    total = h.new_empty(batch, heads, length, dtype=torch.float32)
+    return torch.empty_like(h), h.new_empty(batch, length, 3 * width), total
 
 
 @torch.library.custom_op("trajectory_transformer::attention_backward", mutates_args=())
 def _attention_backward(
-    qkv: Tensor, readable: Tensor, seeds: Tensor, out: Tensor, weight: Tensor, grad: Tensor,
+    qkv: Tensor, readers: Tensor, seeds: Tensor, out: Tensor, total: Tensor, grad: Tensor,
     index: int, heads: int, dropout: float,
-) -> Tensor:  # fmt: skip
-    batch, length, triple = qkv.shape
-    dim = triple // 3 // heads
-    grad, common, grad_qkv = grad.contiguous(), torch.empty_like(weight), torch.empty_like(qkv)
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of queries, keys and values; sums of the first and the last by blocks."""
+    batch, length, width = out.shape
+    dim = width // heads
+    grad, common, grad_qkv = grad.contiguous(), torch.empty_like(total), torch.empty_like(qkv)
     sizes = {"heads": heads, "dim": dim, "drops": dropout > 0}
     scales = (_LOG2_E / math.sqrt(dim), 1.0 / math.sqrt(dim), *_dropping(dropout))
-    rows, columns, warps = _ROWS
-    attention_backward_rows[(triton.cdiv(length, rows), batch * heads)](
-        qkv, readable, seeds, out, weight, grad, common, grad_qkv, index, length, *scales,
-        **sizes, block_rows=rows, block_columns=columns, num_warps=warps,
+    blocks = _ATTENTION_ROWS
+    query_sums = out.new_empty(batch, triton.cdiv(length, blocks.rows), width, dtype=torch.float32)
+    attention_backward_rows[(query_sums.shape[1], batch * heads)](
+        qkv, readers, seeds, out, total, grad, common, grad_qkv, query_sums, index, length, *scales,
+        **sizes, block_rows=blocks.rows, block_columns=blocks.columns, **blocks.options,
     )  # fmt: skip
-    rows, columns, warps = _COLUMNS
-    attention_backward_columns[(triton.cdiv(length, columns), batch * heads)](
-        qkv, readable, seeds, weight, grad, common, grad_qkv, index, length, *scales,
-        **sizes, block_rows=rows, block_columns=columns, num_warps=warps,
+    blocks = _ATTENTION_COLUMNS
+    value_sums = out.new_empty(batch, triton.cdiv(length, blocks.columns), width, dtype=torch.float32)
+    attention_backward_columns[(value_sums.shape[1], batch * heads)](
+        qkv, readers, seeds, total, grad, common, grad_qkv, value_sums, index, length, *scales,
+        **sizes, block_rows=blocks.rows, block_columns=blocks.columns, **blocks.options,
     )  # fmt: skip
-    return grad_qkv
+    return grad_qkv, query_sums, value_sums
 
 
 @_attention_backward.register_fake
-def _(qkv, readable, seeds, out, weight, grad, index, heads, dropout):
-    return torch.empty_like(qkv)
+def _(qkv, readers, seeds, out, total, grad, index, heads, dropout):
+    batch, length, width = out.shape
+    blocks = triton.cdiv(length, _ATTENTION_ROWS.rows), triton.cdiv(length, _ATTENTION_COLUMNS.columns)
+    return torch.empty_like(qkv), *(out.new_empty(batch, each, width, dtype=torch.float32) for each in blocks)
 
 
 def _keep_attention(ctx, inputs, output):
-    qkv, readable, seeds, *ctx.settings = inputs
-    ctx.save_for_backward(qkv, readable, seeds, *output)
+    h, weight, bias, readers, seeds, *ctx.settings = inputs
+    out, qkv, total = output
+    ctx.save_for_backward(h, weight, bias, qkv, readers, seeds, out, total)
 
 
-def _differentiate_attention(ctx, grad, _):
-    return _attention_backward(*ctx.saved_tensors, grad, *ctx.settings), None, None, None, None, None
+def _differentiate_attention(ctx, grad, _, __):
+    h, weight, bias, *others = ctx.saved_tensors
+    grad_qkv, *sums = _attention_backward(*others, grad, *ctx.settings)
+    rows = grad_qkv.flatten(0, 1)
+    grad_weight = rows.t() @ h.flatten(0, 1)
+    queries, values = (each.sum((0, 1)) for each in sums)
+    # A bias of keys adds the same to all scores of a row, which softmax takes away again.
+    grad_bias = torch.cat([queries, torch.zeros_like(queries), values]).to(bias.dtype)
+    return (rows @ weight).view_as(h), grad_weight, grad_bias, None, None, None, None, None
 
 
 attention.register_autograd(_differentiate_attention, setup_context=_keep_attention)
+
+
+@torch.library.custom_op("trajectory_transformer::dropout_norm", mutates_args=())
+def dropout_norm(
+    x: Tensor, gain: Tensor, shift: Tensor, seeds: Tensor, index: int, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """Dropout and a layer norm of it: x [B, L, width] -> two like x."""
+    out, normed = torch.empty_like(x), torch.empty_like(x)
+    num_rows, width = x.numel() // x.shape[-1], x.shape[-1]
+    norm_forward[(triton.cdiv(num_rows, _NORM.rows),)](
+        x.contiguous(), gain, shift, seeds, out, normed, index, num_rows, *_dropping(dropout),
+        width=width, block_rows=_NORM.rows, drops=dropout > 0, **_NORM.options,
+    )  # fmt: skip
+    return out, normed
+
+
+@dropout_norm.register_fake
+def _(x, gain, shift, seeds, index, dropout):
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+@torch.library.custom_op("trajectory_transformer::add_norm_backward", mutates_args=())
+def _norm_backward(
+    out: Tensor, grad_out: Tensor, grad_normed: Tensor, gain: Tensor, seeds: Tensor, index: int, dropout: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of what was added, the second of them with dropout, and of gain, shift and bias in parts."""
+    num_rows, width = out.numel() // out.shape[-1], out.shape[-1]
+    grad_x, grad_branch = torch.empty_like(out), torch.empty_like(out, dtype=grad_normed.dtype)
+    blocks = _NORM_BACKWARD
+    sums = out.new_empty(blocks.spread(num_rows), 3, width, dtype=torch.float32)
+    add_norm_backward[(len(sums),)](
+        out, grad_normed.contiguous(), grad_out.contiguous(), gain, seeds, grad_x, grad_branch, sums, index, num_rows,
+        *_dropping(dropout), width=width, block_rows=blocks.rows, drops=dropout > 0, **blocks.options,
+    )  # fmt: skip
+    return grad_x, grad_branch, sums
+
+
+@_norm_backward.register_fake
+def _(out, grad_out, grad_normed, gain, seeds, index, dropout):
+    width = out.shape[-1]
+    sums = out.new_empty(_NORM_BACKWARD.spread(out.numel() // width), 3, width, dtype=torch.float32)
+    return torch.empty_like(out), torch.empty_like(out, dtype=grad_normed.dtype), sums
+
+
+def _keep_dropout_norm(ctx, inputs, output):
+    _, gain, _, seeds, *ctx.settings = inputs
+    ctx.save_for_backward(output[0], gain, seeds)
+
+
+def _differentiate_dropout_norm(ctx, grad_out, grad_normed):
+    out, gain, seeds = ctx.saved_tensors
+    _, grad, sums = _norm_backward(out, grad_out, grad_normed, gain, seeds, *ctx.settings)
+    grad_gain, grad_shift, _ = sums.sum(0)
+    return grad, grad_gain, grad_shift, None, None, None
+
+
+dropout_norm.register_autograd(_differentiate_dropout_norm, setup_context=_keep_dropout_norm)
 
 
 @torch.library.custom_op("trajectory_transformer::linear_add_norm", mutates_args=())
@@ -103,12 +207,12 @@ def linear_add_norm(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """A linear layer, dropout, the residual connection and a layer norm: a [B, L, K], x [B, L, width] -> two like x."""
     out, normed = torch.empty_like(x), torch.empty_like(x, dtype=a.dtype)
-    num_rows = x.numel() // x.shape[-1]
-    rows, inner, warps = _ADD_NORM
-    add_norm_forward[(triton.cdiv(num_rows, rows),)](
+    num_rows, width, inner = x.numel() // x.shape[-1], x.shape[-1], a.shape[-1]
+    blocks = (_OUT if inner == width else _DOWN).of(a)
+    add_norm_forward[(triton.cdiv(num_rows, blocks.rows),)](
         a, weight, bias, x, gain, shift, seeds, out, normed, index, num_rows, *_dropping(dropout),
-        inner=a.shape[-1], width=x.shape[-1], block_rows=rows, block_inner=min(inner, a.shape[-1]), drops=dropout > 0,
-        num_warps=warps,
+        inner=inner, width=width, block_rows=blocks.rows, block_inner=min(blocks.columns, inner), drops=dropout > 0,
+        **blocks.options,
     )  # fmt: skip
     return out, normed
 
@@ -116,35 +220,6 @@ def linear_add_norm(
 @linear_add_norm.register_fake
 def _(a, weight, bias, x, gain, shift, seeds, index, dropout):
     return torch.empty_like(x), torch.empty_like(x, dtype=a.dtype)
-
-
-def _programs(num_rows: int) -> int:
-    """Over how many programs rows are spread evenly."""
-    tiles = triton.cdiv(num_rows, _ADD_NORM_BACKWARD[0])
-    return triton.cdiv(tiles, triton.cdiv(tiles, _ADD_NORM_BACKWARD[2]))
-
-
-@torch.library.custom_op("trajectory_transformer::add_norm_backward", mutates_args=())
-def _norm_backward(
-    out: Tensor, grad_out: Tensor, grad_normed: Tensor, gain: Tensor, seeds: Tensor, index: int, dropout: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    num_rows, width = out.numel() // out.shape[-1], out.shape[-1]
-    grad_x, grad_branch = torch.empty_like(out), torch.empty_like(out, dtype=grad_normed.dtype)
-    rows, warps, _ = _ADD_NORM_BACKWARD
-    programs = _programs(num_rows)
-    sums = out.new_empty(programs, 3, width, dtype=torch.float32)
-    add_norm_backward[(programs,)](
-        out, grad_normed.contiguous(), grad_out.contiguous(), gain, seeds, grad_x, grad_branch, sums, index, num_rows,
-        *_dropping(dropout), width=width, block_rows=rows, drops=dropout > 0, num_warps=warps,
-    )  # fmt: skip
-    return grad_x, grad_branch, sums
-
-
-@_norm_backward.register_fake
-def _(out, grad_out, grad_normed, gain, seeds, index, dropout):
-    programs = _programs(out.numel() // out.shape[-1])
-    sums = out.new_empty(programs, 3, out.shape[-1], dtype=torch.float32)
-    return torch.empty_like(out), torch.empty_like(out, dtype=grad_normed.dtype), sums
 
 
 def _keep_add_norm(ctx, inputs, output):
@@ -167,17 +242,16 @@ linear_add_norm.register_autograd(_differentiate_add_norm, setup_context=_keep_a
 
 @torch.library.custom_op("trajectory_transformer::linear_gelu", mutates_args=())
 def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """A linear layer, and gelu after it: x [B, L, width], weight [N, width] -> two of [B, L, N]."""
+    """A linear layer and gelu: x [B, L, width], weight [N, width] -> gelu's slope and result [B, L, N]."""
     num_rows, width, num_columns = x.numel() // x.shape[-1], x.shape[-1], len(weight)
-    before = x.new_empty(*x.shape[:-1], num_columns)
-    after = torch.empty_like(before)
-    rows, columns, warps = _GELU
-    columns = min(columns, width)  # of 4 * width columns a whole number of blocks
-    gelu_forward[(num_columns // columns, triton.cdiv(num_rows, rows))](
-        x, weight, bias, before, after, num_rows, num_columns,
-        width=width, block_rows=rows, block_columns=columns, num_warps=warps,
+    slope = x.new_empty(*x.shape[:-1], num_columns)
+    after = torch.empty_like(slope)
+    blocks = _GELU.of(x)
+    gelu_forward[(num_columns // blocks.columns, blocks.spread(num_rows))](
+        x, weight, bias, slope, after, num_rows, num_columns,
+        width=width, block_rows=blocks.rows, block_columns=blocks.columns, **blocks.options,
     )  # fmt: skip
-    return before, after
+    return slope, after
 
 
 @_linear_gelu.register_fake
@@ -187,24 +261,23 @@ def _(x, weight, bias):
 
 
 @torch.library.custom_op("trajectory_transformer::gelu_backward", mutates_args=())
-def _gelu_backward_op(grad: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    num_rows, width, num_columns = grad.numel() // grad.shape[-1], grad.shape[-1], before.shape[-1]
-    rows, columns, warps = _GELU_BACKWARD
-    columns = min(columns, width)
-    grad_before = torch.empty_like(before)
-    sums = grad.new_empty(triton.cdiv(num_rows, rows), num_columns, dtype=torch.float32)
-    gelu_backward[(num_columns // columns, triton.cdiv(num_rows, rows))](
-        grad.contiguous(), weight, before, grad_before, sums, num_rows, num_columns,
-        width=width, block_rows=rows, block_columns=columns, num_warps=warps,
+def _gelu_backward(grad: Tensor, weight: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients before gelu from those of the layer after it, and of the bias in parts."""
+    num_rows, width, num_columns = grad.numel() // grad.shape[-1], grad.shape[-1], slope.shape[-1]
+    blocks = _GELU_BACKWARD.of(grad)
+    grad_before = torch.empty_like(slope)
+    sums = grad.new_empty(blocks.spread(num_rows), num_columns, dtype=torch.float32)
+    gelu_backward[(num_columns // blocks.columns, len(sums))](
+        grad.contiguous(), weight, slope, grad_before, sums, num_rows, num_columns,
+        width=width, block_rows=blocks.rows, block_columns=blocks.columns, **blocks.options,
     )  # fmt: skip
     return grad_before, sums
 
 
-@_gelu_backward_op.register_fake
-def _(grad, weight, before):
-    num_rows = grad.numel() // grad.shape[-1]
-    sums = grad.new_empty(triton.cdiv(num_rows, _GELU_BACKWARD[0]), before.shape[-1], dtype=torch.float32)
-    return torch.empty_like(before), sums
+@_gelu_backward.register_fake
+def _(grad, weight, slope):
+    programs = _GELU_BACKWARD.of(grad).spread(grad.numel() // grad.shape[-1])
+    return torch.empty_like(slope), grad.new_empty(programs, slope.shape[-1], dtype=torch.float32)
 
 
 @torch.library.custom_op("trajectory_transformer::perceptron", mutates_args=())
@@ -214,11 +287,11 @@ def perceptron(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Both linear layers around gelu, dropout, the residual connection and a layer norm: h, x -> two like x.
 
-    The last two are kept for the backward pass: [B, L, N] before and after gelu.
+    The last two are kept for the backward pass: gelu's slope and its result, [B, L, N].
     """
-    before, after = _linear_gelu(h, up, up_bias)
+    slope, after = _linear_gelu(h, up, up_bias)
     out, normed = linear_add_norm(after, down, down_bias, x, gain, shift, seeds, index, dropout)
-    return out, normed, before, after
+    return out, normed, slope, after
 
 
 @perceptron.register_fake
@@ -229,15 +302,15 @@ def _(h, up, up_bias, down, down_bias, x, gain, shift, seeds, index, dropout):
 
 def _keep_perceptron(ctx, inputs, output):
     h, up, up_bias, down, down_bias, _, gain, _, seeds, *ctx.settings = inputs
-    out, _, before, after = output
-    ctx.save_for_backward(h, up, up_bias, down, down_bias, gain, seeds, out, before, after)
+    out, _, slope, after = output
+    ctx.save_for_backward(h, up, up_bias, down, down_bias, gain, seeds, out, slope, after)
 
 
 def _differentiate_perceptron(ctx, grad_out, grad_normed, _, __):
-    h, up, up_bias, down, down_bias, gain, seeds, out, before, after = ctx.saved_tensors
+    h, up, up_bias, down, down_bias, gain, seeds, out, slope, after = ctx.saved_tensors
     grad_x, grad_branch, sums = _norm_backward(out, grad_out, grad_normed, gain, seeds, *ctx.settings)
     grad_gain, grad_shift, grad_down_bias = sums.sum(0)
-    grad_before, up_sums = _gelu_backward_op(grad_branch, down, before)
+    grad_before, up_sums = _gelu_backward(grad_branch, down, slope)
     grad_down = grad_branch.flatten(0, 1).t() @ after.flatten(0, 1)
     hidden = grad_before.flatten(0, 1)
     grad_up = hidden.t() @ h.flatten(0, 1)
