@@ -1,5 +1,6 @@
 """What benchmark scripts promise: memory, and a way to the paper's scores that may be cut off anywhere."""
 
+import itertools
 import json
 import runpy
 import subprocess
@@ -15,6 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trajectory_transformer.config import PlanConfig
+from trajectory_transformer.data.episode import Dataset, save_npz
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.tokens.windows import encode_transitions
 from trajectory_transformer.training.train import Trainer
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -116,3 +120,24 @@ def test_loops_that_forget_plan_for_the_same_states_whatever_they_did_before() -
     first, second = (np.concatenate(loop.actions) for loop in loops)
     assert first.shape == (2 * (config.context + 2 + 3), 3)
     np.testing.assert_array_equal(first, second)
+
+
+def test_plans_of_one_precision_are_the_same_and_those_of_other_noise_are_not(
+    tiny_model: TrajectoryModel, tiny_dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = runpy.run_path(str(BENCHMARKS / "precision.py"))
+    tiny_model.save(tmp_path / "run")
+    save_npz(tiny_dataset, tmp_path / "episodes.npz")
+    words = [str(tmp_path / "run"), str(tmp_path / "episodes.npz"), "--device", "cpu", "--context", "1"]
+    words += ["--searches", "2:1,4:2", "--prompts", "40", "--out", str(tmp_path / "x.json")]
+    monkeypatch.setattr(sys, "argv", ["precision.py", *words])
+    script["main"]()
+    metrics = json.loads((tmp_path / "x.json").read_text())["metrics"]
+    for name in ("beam_2_horizon_1", "beam_4_horizon_2"):  # without a GPU both are float32
+        assert metrics[f"same_first_action_{name}"] == 1.0 and metrics[f"action_gap_{name}"] == 0.0
+        assert metrics[f"other_noise_{name}"] < 1.0 and metrics[f"action_gap_other_noise_{name}"] > 0.0
+    prompts = script["draw_prompts"](tiny_model, tiny_dataset, 1, 40)
+    layout = tiny_model.layout
+    rows = [encode_transitions(each, tiny_model.discretizer, layout, tiny_model.tokens) for each in tiny_dataset]
+    pairs = {(*first, *second[layout.observation]) for row in rows for first, second in itertools.pairwise(row)}
+    assert {tuple(prompt) for prompt in prompts} <= pairs

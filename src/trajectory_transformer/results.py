@@ -51,6 +51,11 @@ def summarize(name: str, values: Sequence[float]) -> dict[str, float]:
     return {name: float(data.mean()), f"{name}_stderr": spread, f"{name}_n": float(len(data))}
 
 
+def two_digits(value: float) -> str:
+    """A number with two digits that count, written out: 223.4 as 220, not as 2.2e+02."""
+    return f"{float(f'{value:.2g}'):g}"
+
+
 def _commit() -> str:
     """Commit of the source this runs from, with a mark for uncommitted changes; `unknown` outside a checkout.
 

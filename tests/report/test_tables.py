@@ -16,11 +16,11 @@ def test_a_row_shows_known_metrics_with_their_spread(tmp_path: Path) -> None:
     content = {
         "device": "abacus",
         "command": "tt x",
-        "metrics": {"return": -1234.5, "return_stderr": 12.3, "success_rate": 0.5, "steps": 3},
+        "metrics": {"return": -1234.5, "return_stderr": 123.4, "success_rate": 0.5, "steps": 3},
     }
     (tmp_path / "results/a/b.json").write_text(json.dumps(content))
     row = results_table(tmp_path / "results").splitlines()[-1]
-    assert row == "| [a/b](results/a/b.json) | goals reached 0.5, return -1,234 ± 12 | abacus | `tt x` |"
+    assert row == "| [a/b](results/a/b.json) | goals reached 0.5, return -1,234 ± 120 | abacus | `tt x` |"
 
 
 def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from trajectory_transformer.results import two_digits
+
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -63,7 +65,7 @@ def metrics_table(title: str, metrics: Mapping[str, float]) -> Table:
         table.add_row(
             name,
             f"{value:.4g}",
-            "" if spread is None else f"{spread:.2g}",
+            "" if spread is None else two_digits(spread),
             interval,
             "" if count is None else f"{count:.0f}",
         )

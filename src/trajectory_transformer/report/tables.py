@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trajectory_transformer.checkpoint import write_aside
+from trajectory_transformer.results import two_digits
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 # A mark may name folders of results, and its table then shows those alone: <!-- results training planning -->
@@ -83,4 +84,4 @@ def _number(metrics: dict[str, float], name: str) -> str:
     """A value with its standard error where it has one."""
     value, spread = metrics[name], metrics.get(f"{name}_stderr")
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return text if not spread else f"{text} ± {spread:.2g}"
+    return text if not spread else f"{text} ± {two_digits(spread)}"
