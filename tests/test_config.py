@@ -25,6 +25,11 @@ Config = TokenConfig | ModelConfig | TrainConfig | PlanConfig
         (TokenConfig, {"discount": 1.01}, r"tokens.discount must lie in \[0, 1\], got 1.01"),
         (TokenConfig, {"discount": -0.1}, r"tokens.discount must lie in \[0, 1\], got -0.1"),
         (TokenConfig, {"discount": float("nan")}, r"tokens.discount must lie in \[0, 1\], got nan"),
+        (
+            TokenConfig,
+            {"truncated": "continue", "discount": 1.0},
+            "tokens.truncated continue needs a tokens.discount below 1, got 1.0",
+        ),
         (TokenConfig, {"goal_dims": (0, -1)}, r"tokens.goal_dims must not be negative, got \(0, -1\)"),
         (TokenConfig, {"max_episode_steps": 0}, "tokens.max_episode_steps must be at least 1, got 0"),
         (ModelConfig, {"window": 0}, "model.window must be at least 1, got 0"),

@@ -3,12 +3,19 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from trajectory_transformer.cli import demo, main
-from trajectory_transformer.data.episode import load_npz
+from trajectory_transformer.config import ModelConfig, PlanConfig, TokenConfig, TrainConfig
+from trajectory_transformer.data.episode import Dataset, Episode, load_npz
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.policies import Controller, PlanningPolicy
+from trajectory_transformer.search.objectives import discounted_return
+from trajectory_transformer.tokens.windows import tokenize
+from trajectory_transformer.training.train import Trainer
 
 ROOT = Path(__file__).parent.parent
 
@@ -96,3 +103,30 @@ def test_the_minigrid_demo_writes_all_it_promises(tmp_path: Path, monkeypatch: p
     assert "Goals reached on maps never seen" in page and "of 3 goals reached" in page
     assert page.count("data:image/png;base64,") == 3
     assert json.loads((run / "evaluation.json").read_text())["settings"]["env"] == "MiniGrid-MultiRoom-N4-S5-v0"
+
+
+@pytest.mark.parametrize(
+    ("discount", "truncated", "recorded", "action"),
+    [(0.9, "stop", 100, 0.0), (0.98, "stop", 100, 1.0), (0.98, "stop", 20, 0.0), (0.98, "continue", 20, 1.0)],
+)
+def test_plans_follow_what_the_discount_sees(
+    discount: float, truncated: Literal["stop", "continue"], recorded: int, action: float
+) -> None:
+    """From one start, action 0 runs (1.5 a step, a fall after 15), action 1 walks (1 a step, so many recorded)."""
+
+    def episode(kind: float, steps: int, reward: float) -> Episode:
+        states = np.full((steps + 1, 1), kind, np.float32)
+        states[0] = 0.0
+        actions = np.full((steps, 1), kind - 1.0, np.float32)
+        return Episode(states, actions, np.full(steps, reward, np.float32), terminated=kind == 1.0)
+
+    dataset = Dataset(tuple(episode(*each) for each in 20 * [(1.0, 15, 1.5), (2.0, recorded, 1.0)]), {}, (2,))
+    tokens = TokenConfig(num_bins=20, discount=discount, truncated=truncated)
+    model = TrajectoryModel.create(dataset, tokens, ModelConfig(window=2, num_layers=1, width=32, dropout=0.0), seed=0)
+    data = tokenize(dataset, model.discretizer, model.layout, tokens)
+    for _ in Trainer(model, data, TrainConfig(steps=200, batch_size=64, learning_rate=1e-2)).run():
+        pass
+    model.gpt.eval()
+    search = PlanConfig(beam_width=8, horizon=2, context=0, action_nucleus=None)
+    policy = PlanningPolicy(model, search, discounted_return(discount), seed=0)
+    assert Controller(policy).act([0.0]).tolist() == [action]

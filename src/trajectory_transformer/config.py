@@ -35,6 +35,8 @@ class TokenConfig:
     """Whether the return-to-go of a step counts the step's own reward (the paper) or not (its code)."""
     termination_penalty: float | None = None
     """Replaces the reward of a step that truly ended the task; null leaves rewards as recorded."""
+    truncated: Literal["stop", "continue"] = "stop"
+    """What a return-to-go counts after a recording that the task did not end: nothing, or its mean reward for ever."""
     final_observation: bool = True
     """Whether the state after the last action is part of the data."""
     max_episode_steps: int | None = None
@@ -52,6 +54,11 @@ class TokenConfig:
             self.termination_penalty,
         )
         require(0.0 <= self.discount <= 1.0, "tokens.discount must lie in [0, 1]", self.discount)
+        require(
+            self.truncated == "stop" or self.discount < 1.0,
+            "tokens.truncated continue needs a tokens.discount below 1",
+            self.discount,
+        )
         require(min(self.goal_dims, default=0) >= 0, "tokens.goal_dims must not be negative", self.goal_dims)
         require(
             self.max_episode_steps is None or self.max_episode_steps >= 1,

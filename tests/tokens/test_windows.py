@@ -170,6 +170,18 @@ def test_a_value_may_include_the_reward_of_its_step() -> None:
     np.testing.assert_array_equal(episode_columns(FINISHED, config)[3][:, 0], [2.0, 2.0])
 
 
+def test_what_only_the_recording_ended_may_be_taken_to_go_on_as_before() -> None:
+    config = TokenConfig(truncated="continue", discount=0.75)
+    steady = Episode(column(0, 1, 2, 3), column(0, 0, 0), np.full(3, 2.0, np.float32), terminated=False)
+    np.testing.assert_allclose(episode_columns(steady, config)[3][:, 0], [8.0, 8.0, 8.0])  # 2 + 2 * 0.75 + ...
+    rising = replace(steady, rewards=np.array([1, 2, 3], np.float32))  # 8 after the last, 3 + 0.75 * 8 before it
+    np.testing.assert_allclose(episode_columns(rising, config)[3][:, 0], [2 + 0.75 * 9, 9, 8])
+    own = replace(config, value_includes_reward=True)
+    np.testing.assert_allclose(episode_columns(rising, own)[3][:, 0], [1 + 0.75 * 8.75, 8.75, 9])
+    ended = replace(rising, terminated=True)
+    np.testing.assert_array_equal(episode_columns(ended, config)[3][:, 0], [2 + 0.75 * 3, 3, 0])
+
+
 def test_goals_share_the_bins_of_the_dimensions_they_stand_for(tiny_dataset: Dataset) -> None:
     config = TokenConfig(num_bins=10, goal_dims=(2, 0))
     discretizer = fit_discretizer(tiny_dataset, config)

@@ -15,7 +15,7 @@ from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.data.sources import Columns, is_minari_id, save_dataset
 from trajectory_transformer.data.sources.columns import ColumnNames, read_columns
-from trajectory_transformer.report.dataset import dataset_figure, dimensions
+from trajectory_transformer.report.dataset import dataset_figure, dimensions, discount_advice
 
 SOURCES = "A file (.npz, .hdf5, .parquet, .csv) or a Minari id."
 
@@ -64,6 +64,9 @@ class Show:
         console.print(f"  ended by the task: {100 * ended:.1f} %, by the recording: {100 * (1 - ended):.1f} %")
         if dataset.has_rewards:
             console.print(_returns(dataset))
+            advice = discount_advice(dataset, self.tokens)
+            if advice is not None:
+                console.print(f"  {advice}")
         else:
             console.print("  no rewards were recorded: train with --tokens.rewards false")
         if dataset.context_shape:

@@ -20,6 +20,7 @@ from trajectory_transformer.cli.metrics import JsonLines, MetricsWriter, TensorB
 from trajectory_transformer.cli.shards import identity, open_or_build
 from trajectory_transformer.config import ModelConfig, PresetName, TokenConfig, TrainConfig
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.report.dataset import discount_advice
 from trajectory_transformer.results import write_result
 from trajectory_transformer.tokens.shards import open_shards
 from trajectory_transformer.tokens.windows import tokenize
@@ -101,6 +102,9 @@ class Train:
         """Model and data at step 0."""
         if self.shards is None:
             dataset = load_dataset(self.dataset)
+            advice = discount_advice(dataset, self.tokens) if self.tokens.rewards else None
+            if advice is not None:
+                console.print(f"note: {advice}")
             model = TrajectoryModel.create(dataset, self.tokens, self.model, seed=self.train.seed)
             data = tokenize(dataset, model.discretizer, model.layout, self.tokens).to(device)
         else:

@@ -162,9 +162,14 @@ def _check_categories(index: int, what: str, rows: FloatArray, categories: Seque
             )
 
 
-def returns_to_go(rewards: npt.NDArray[np.floating], discount: float, *, include_own: bool = False) -> DoubleArray:
-    """Discounted sum of the rewards after each step (its own reward too on request): rewards [T] -> [T]."""
-    returns = np.zeros(len(rewards) + 1, dtype=np.float64)
+def returns_to_go(
+    rewards: npt.NDArray[np.floating], discount: float, *, include_own: bool = False, after: float = 0.0
+) -> DoubleArray:
+    """Discounted sum of the rewards after each step (its own reward too on request): rewards [T] -> [T].
+
+    `after` is the return from the state behind the last step on.
+    """
+    returns = np.full(len(rewards) + 1, after, dtype=np.float64)
     for step in range(len(rewards) - 1, -1, -1):
         returns[step] = float(rewards[step]) + discount * returns[step + 1]
     return returns[:-1] if include_own else returns[1:]

@@ -1,7 +1,7 @@
 """What a dataset holds, dimension by dimension: as numbers, as tokens, as a picture."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -9,9 +9,12 @@ from matplotlib.figure import Figure
 
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data.episode import Dataset
-from trajectory_transformer.tokens.windows import episode_columns, fit_discretizer
+from trajectory_transformer.tokens.windows import episode_columns, fit_discretizer, rewards_of
 
 _MAX_PANELS = 40  # a picture of more dimensions than this shows the first ones
+_LONGER_SIGHTS = (0.95, 0.98, 0.99, 0.995, 0.997, 0.998, 0.999)  # discounts to propose
+_AGREEING, _DISAGREEING = 0.95, 0.8
+_FEW = 20  # episodes that say nothing about all
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,41 @@ def dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[Dimension]:
             top_share=float(counts.max() / counts.sum()),
             note=", ".join(notes),
         )
+
+
+def discount_agreement(dataset: Dataset, config: TokenConfig) -> float | None:
+    """How far episodes that earn more also earn more discounted from their start, by which plans are judged.
+
+    A correlation over the episodes that the task or its time limit ended; of others nobody knows what they would have
+    earned. None where those are few, or all alike.
+    """
+    limit = max((len(episode) for episode in dataset if not episode.terminated), default=0)
+    whole = [episode for episode in dataset if episode.terminated or len(episode) == limit]
+    if len(whole) < max(_FEW, len(dataset) / 2):
+        return None
+    earned, judged = [], []
+    for episode in whole:
+        rewards, after = rewards_of(episode, config)
+        earned.append(episode.total_reward)
+        judged.append(float(np.append(rewards, after) @ config.discount ** np.arange(len(rewards) + 1)))
+    if np.ptp(earned) == 0 or np.ptp(judged) == 0:
+        return None
+    return float(np.corrcoef(earned, judged)[0, 1])
+
+
+def discount_advice(dataset: Dataset, config: TokenConfig) -> str | None:
+    """A sentence for those whose discount makes good episodes look no better than bad ones; None for all others."""
+    agreement = discount_agreement(dataset, config) if dataset.has_rewards else None
+    if agreement is None or agreement >= _DISAGREEING:
+        return None
+    text = f"tokens.discount {config.discount} ranks these episodes otherwise than their returns (correlation "
+    text += f"{agreement:.2f}), and plans for return follow it"
+    for discount in (each for each in _LONGER_SIGHTS if each > config.discount):
+        longer = replace(config, discount=discount, truncated="continue")
+        found = discount_agreement(dataset, longer)
+        if found is not None and found >= _AGREEING:
+            return f"{text}; --tokens.discount {discount} --tokens.truncated continue: {found:.2f}"
+    return text
 
 
 def dataset_figure(dataset: Dataset, columns: int = 4) -> Figure:

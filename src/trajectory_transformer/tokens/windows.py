@@ -38,13 +38,20 @@ def episode_columns(episode: Episode, config: TokenConfig) -> list[DoubleArray]:
     last = len(episode) + config.final_observation
     columns = [episode.observations[:last].astype(np.float64), episode.actions.astype(np.float64)]
     if config.rewards:
-        assert episode.rewards is not None
-        rewards = episode.rewards.astype(np.float64)
-        if episode.terminated and config.termination_penalty is not None:
-            rewards[-1] = config.termination_penalty
-        values = returns_to_go(rewards, config.discount, include_own=config.value_includes_reward)
+        rewards, after = rewards_of(episode, config)
+        values = returns_to_go(rewards, config.discount, include_own=config.value_includes_reward, after=after)
         columns += [rewards[:, None], values[:, None]]
     return columns
+
+
+def rewards_of(episode: Episode, config: TokenConfig) -> tuple[DoubleArray, float]:
+    """Rewards as the model is to know them [T], and the discounted return from the state behind the last step on."""
+    assert episode.rewards is not None
+    rewards = episode.rewards.astype(np.float64)
+    if episode.terminated and config.termination_penalty is not None:
+        rewards[-1] = config.termination_penalty
+    goes_on = config.truncated == "continue" and not episode.terminated
+    return rewards, float(rewards.mean()) / (1.0 - config.discount) if goes_on else 0.0
 
 
 def fit_discretizer(dataset: Dataset, config: TokenConfig) -> Discretizer:

@@ -1,0 +1,91 @@
+"""Whether a discount is told apart from what episodes earn: by hand, and as a user sees it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trajectory_transformer.cli import main
+from trajectory_transformer.config import TokenConfig
+from trajectory_transformer.data.episode import Dataset, Episode, save_npz
+from trajectory_transformer.report.dataset import discount_advice, discount_agreement
+
+LIMIT = 100
+
+
+def walk(steps: int, reward: float, *, falls: bool) -> Episode:
+    """One state, one action, the same reward at every step."""
+    zeros = np.zeros((steps + 1, 1), np.float32)
+    return Episode(zeros, zeros[1:], np.full(steps, reward, np.float32), terminated=falls)
+
+
+def hares_and_tortoises(more: int = 0) -> Dataset:
+    """Half run fast and fall soon, half are slower and reach the limit; `more` recordings were cut off early."""
+    rng = np.random.default_rng(0)
+    hares = [walk(int(rng.integers(28, 33)), 1.5, falls=True) for _ in range(20)]
+    tortoises = [walk(LIMIT, float(rng.uniform(0.95, 1.05)), falls=False) for _ in range(20)]
+    cut = [walk(5 + index, 1.0, falls=False) for index in range(more)]
+    return Dataset((*hares, *tortoises, *cut))
+
+
+def test_short_sight_prefers_what_earns_less_and_long_sight_does_not() -> None:
+    dataset = hares_and_tortoises()
+    agreements = [discount_agreement(dataset, TokenConfig(discount=discount)) for discount in (0.9, 0.99, 1.0)]
+    assert agreements[0] is not None and agreements[0] < -0.9
+    assert agreements[1] is not None and agreements[1] > 0.9
+    assert agreements[2] == pytest.approx(1.0)
+
+
+def test_agreement_is_by_the_rewards_that_the_model_learns() -> None:
+    # At 0.97 what follows the end decides: a penalty at it, or rewards after the time limit.
+    dataset = hares_and_tortoises()
+    plain = TokenConfig(discount=0.97)
+    known = [discount_agreement(dataset, each) for each in (plain, TokenConfig(discount=0.97, termination_penalty=-50))]
+    going_on = discount_agreement(dataset, TokenConfig(discount=0.97, truncated="continue"))
+    assert None not in known and going_on is not None
+    earned = [episode.total_reward for episode in dataset]
+    by_hand = [
+        sum(0.97**step * reward for step, reward in enumerate(episode.rewards))
+        + (0 if episode.terminated else 0.97**LIMIT * episode.rewards.mean() / 0.03)
+        for episode in dataset
+        if episode.rewards is not None
+    ]
+    assert going_on == pytest.approx(np.corrcoef(earned, by_hand)[0, 1])
+    assert known[0] is not None and known[1] is not None and known[1] > known[0]
+
+
+def test_recordings_cut_off_early_are_left_out_and_too_many_of_them_say_nothing() -> None:
+    config = TokenConfig(discount=0.9)
+    assert discount_agreement(hares_and_tortoises(10), config) == discount_agreement(hares_and_tortoises(), config)
+    assert discount_agreement(hares_and_tortoises(90), config) is None
+
+
+def test_a_few_episodes_or_equal_returns_say_nothing() -> None:
+    alike = Dataset(tuple(walk(LIMIT, 1.0, falls=False) for _ in range(30)))
+    assert discount_agreement(alike, TokenConfig()) is None
+    assert discount_agreement(Dataset(hares_and_tortoises().episodes[:10]), TokenConfig()) is None
+
+
+def test_advice_names_the_first_discount_that_fits_and_is_silent_where_all_is_well() -> None:
+    dataset = hares_and_tortoises()
+    advice = discount_advice(dataset, TokenConfig(discount=0.9))
+    assert advice is not None and "correlation -" in advice
+    proposed = float(advice.split("--tokens.discount ")[1].split()[0])
+    fitting = discount_agreement(dataset, TokenConfig(discount=proposed, truncated="continue"))
+    assert fitting is not None and fitting >= 0.95
+    assert discount_advice(dataset, TokenConfig(discount=proposed, truncated="continue")) is None
+    assert discount_advice(dataset, TokenConfig()) is None
+
+
+def test_a_user_reads_it_before_training_and_when_training_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_npz(hares_and_tortoises(), tmp_path / "x.npz")
+    assert main(["data", "show", "x.npz", "--tokens.discount", "0.9"]) == 0
+    assert "--tokens.truncated continue" in " ".join(capsys.readouterr().out.split())
+    small = ["--model.num_layers", "1", "--model.width", "8", "--model.window", "2", "--train.steps", "1"]
+    assert main(["train", "x.npz", "--out", "short", "--tokens.discount", "0.9", *small]) == 0
+    assert "note: tokens.discount 0.9 ranks" in " ".join(capsys.readouterr().out.split())
+    assert main(["train", "x.npz", "--out", "long", *small]) == 0
+    assert "ranks these episodes" not in " ".join(capsys.readouterr().out.split())
