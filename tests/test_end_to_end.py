@@ -105,13 +105,7 @@ def test_the_minigrid_demo_writes_all_it_promises(tmp_path: Path, monkeypatch: p
     assert json.loads((run / "evaluation.json").read_text())["settings"]["env"] == "MiniGrid-MultiRoom-N4-S5-v0"
 
 
-@pytest.mark.parametrize(
-    ("discount", "truncated", "recorded", "action"),
-    [(0.9, "stop", 100, 0.0), (0.98, "stop", 100, 1.0), (0.98, "stop", 20, 0.0), (0.98, "continue", 20, 1.0)],
-)
-def test_plans_follow_what_the_discount_sees(
-    discount: float, truncated: Literal["stop", "continue"], recorded: int, action: float
-) -> None:
+def runs_and_walks(num_runs: int, num_walks: int, *, recorded: int) -> Dataset:
     """From one start, action 0 runs (1.5 a step, a fall after 15), action 1 walks (1 a step, so many recorded)."""
 
     def episode(kind: float, steps: int, reward: float) -> Episode:
@@ -120,13 +114,36 @@ def test_plans_follow_what_the_discount_sees(
         actions = np.full((steps, 1), kind - 1.0, np.float32)
         return Episode(states, actions, np.full(steps, reward, np.float32), terminated=kind == 1.0)
 
-    dataset = Dataset(tuple(episode(*each) for each in 20 * [(1.0, 15, 1.5), (2.0, recorded, 1.0)]), {}, (2,))
-    tokens = TokenConfig(num_bins=20, discount=discount, truncated=truncated)
-    model = TrajectoryModel.create(dataset, tokens, ModelConfig(window=2, num_layers=1, width=32, dropout=0.0), seed=0)
+    kinds = num_runs * [(1.0, 15, 1.5)] + num_walks * [(2.0, recorded, 1.0)]
+    return Dataset(tuple(episode(*kind) for kind in kinds), {}, (2,))
+
+
+def first_action(dataset: Dataset, tokens: TokenConfig, search: PlanConfig) -> float:
+    """What a small model, trained for a moment, plans to do at the start."""
+    sizes = ModelConfig(window=2, num_layers=1, width=32, dropout=0.0)
+    model = TrajectoryModel.create(dataset, tokens, sizes, seed=0)
     data = tokenize(dataset, model.discretizer, model.layout, tokens)
     for _ in Trainer(model, data, TrainConfig(steps=200, batch_size=64, learning_rate=1e-2)).run():
         pass
     model.gpt.eval()
+    policy = PlanningPolicy(model, search, discounted_return(tokens.discount), seed=0)
+    return float(Controller(policy).act([0.0])[0])
+
+
+@pytest.mark.parametrize(
+    ("discount", "truncated", "recorded", "action"),
+    [(0.9, "stop", 100, 0.0), (0.98, "stop", 100, 1.0), (0.98, "stop", 20, 0.0), (0.98, "continue", 20, 1.0)],
+)
+def test_plans_follow_what_the_discount_sees(
+    discount: float, truncated: Literal["stop", "continue"], recorded: int, action: float
+) -> None:
+    tokens = TokenConfig(num_bins=20, discount=discount, truncated=truncated)
     search = PlanConfig(beam_width=8, horizon=2, context=0, action_nucleus=None)
-    policy = PlanningPolicy(model, search, discounted_return(discount), seed=0)
-    assert Controller(policy).act([0.0]).tolist() == [action]
+    assert first_action(runs_and_walks(20, 20, recorded=recorded), tokens, search) == action
+
+
+@pytest.mark.parametrize(("opening", "action"), [(None, 0.0), (0.5, 0.0), (1.0, 1.0)])
+def test_a_wide_opening_finds_who_is_rare_but_better(opening: float | None, action: float) -> None:
+    tokens = TokenConfig(num_bins=20, discount=0.98)
+    search = PlanConfig(beam_width=32, horizon=2, context=1, action_nucleus=0.4, opening_nucleus=opening)
+    assert first_action(runs_and_walks(40, 8, recorded=100), tokens, search) == action

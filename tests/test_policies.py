@@ -1,6 +1,7 @@
 """The receding-horizon controller: what it puts into prompts and what it takes out of plans."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,8 @@ from trajectory_transformer.data.episode import ContextArray, Dataset, Episode, 
 from trajectory_transformer.model.decoders import Decoder
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.policies import Controller, PlanningPolicy, Step
-from trajectory_transformer.search.beam import Plan
+from trajectory_transformer.search.beam import Plan, beam_search
+from trajectory_transformer.search.objectives import discounted_return
 
 
 def make_model(*, rewards: bool, goal: bool, window: int = 4) -> TrajectoryModel:
@@ -239,3 +241,26 @@ def test_a_controller_takes_the_map_of_its_episode() -> None:
     controller.reset()
     with pytest.raises(ValueError, match="the model reads a context"):
         controller.act([0.0, 0.1])
+
+
+def test_only_the_first_plan_of_an_episode_is_an_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    openings: list[bool] = []
+
+    def watched(*args: Any, opening: bool, **others: Any) -> Plan:
+        openings.append(opening)
+        return beam_search(*args, opening=opening, **others)
+
+    monkeypatch.setattr(policies, "beam_search", watched)
+    search = PlanConfig(beam_width=2, horizon=1, context=2, opening_nucleus=0.9)
+    policy = PlanningPolicy(make_model(rewards=True, goal=False), search, discounted_return(0.9))
+    for first in (True, False, False, True):
+        policy.act(step_of([[0.0, 0.0]], first=first))
+    assert openings == [True, False, False, True]
+
+
+@pytest.mark.parametrize(("context", "window"), [(0, None), (2, 1)])
+def test_an_opening_needs_a_past_that_tells_where_an_episode_begins(
+    tiny_model: TrajectoryModel, context: int, window: int | None
+) -> None:
+    with pytest.raises(ValueError, match=f"opening_nucleus needs a past.*context of {context} in a window"):
+        PlanningPolicy(tiny_model, PlanConfig(opening_nucleus=0.9, context=context, window=window))

@@ -121,6 +121,11 @@ class PlanningPolicy:
         self._values = torch.from_numpy(model.discretizer.values).float().to(model.device)  # [D, V]
         window = model.gpt.config.window if config.window is None else config.window
         self._max_past = min(config.context, window - 1)  # the current transition needs a place too
+        if config.opening_nucleus is not None and self._max_past < 1:
+            raise ValueError(
+                "search.opening_nucleus needs a past that tells where an episode begins, got a search.context of "
+                f"{config.context} in a window of {window}"
+            )
         self._past: list[list[TokenArray]] = []  # per environment: rows [D] of past transitions, then the current one's
         self._queued: list[list[TokenArray]] = []  # per environment: planned action tokens [A] not yet taken
         self._steps: list[int] = []  # per environment: steps of the episode so far
@@ -252,6 +257,7 @@ class PlanningPolicy:
             values=self._values,
             config=config,
             noise=Noise(seeds),
+            opening=prompts.shape[1] == layout.goal_dim + layout.observation_dim,
             keep=decoder.keep if isinstance(decoder, FusedDecoder) else None,
             context=context,
         )

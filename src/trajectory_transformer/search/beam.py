@@ -88,6 +88,7 @@ def beam_search(
     values: Tensor,
     config: PlanConfig,
     noise: Noise,
+    opening: bool = False,
     keep: Keep | None = None,
     context: Tensor | None = None,
 ) -> Plan:
@@ -96,13 +97,15 @@ def beam_search(
     Each step samples `expansion` actions for every candidate (with reward and return-to-go where the layout has them),
     keeps the `beam_width` that the objective likes best, and samples their next states. A candidate drawn twice is kept
     twice only where there are too few others: copies of one good start must not crowd out what pays later. Once a
-    candidate has drawn a stop token the task is over for it: it earns nothing more. `keep` ranks (`keep_best`).
-    `context` [E, width] is for models that read one (`GPT.encode_context`).
+    candidate has drawn a stop token the task is over for it: it earns nothing more. `opening`: the prompts begin their
+    episodes (`PlanConfig.opening_nucleus`). `keep` ranks (`keep_best`). `context` [E, width] is for models that read
+    one (`GPT.encode_context`).
     """
     keep = keep or keep_best
     envs, width, vocabulary = prompt.shape[0], config.beam_width, values.shape[1] + 1
     crowd = width * config.expansion
     act = Sampler(config.temperature, config.action_top_k, config.action_nucleus)
+    first = Sampler(config.temperature, None, config.opening_nucleus) if opening and config.opening_nucleus else act
     observe = Sampler(config.temperature, config.observation_top_k, config.observation_nucleus)
     judge = Sampler(config.temperature)
     estimate = make_estimate(config)
@@ -114,7 +117,8 @@ def beam_search(
     for step in range(config.horizon):
         decoder.select(parents)
         # The first action is certain to be taken: whoever plans knows that the episode goes on.
-        runs = [Run(layout.action_dim, act, noise.gumbel(crowd, layout.action_dim, vocabulary), allow_stop=step > 0)]
+        gumbel = noise.gumbel(crowd, layout.action_dim, vocabulary)
+        runs = [Run(layout.action_dim, act if step else first, gumbel, allow_stop=step > 0)]
         if layout.rewards:
             gumbel = noise.gumbel(crowd, 2, vocabulary)
             runs.append(Run(2, judge, gumbel, values=worths, estimate=estimate))
