@@ -13,6 +13,7 @@ from trajectory_transformer.config import ModelConfig, PlanConfig, TokenConfig, 
 from trajectory_transformer.data.episode import Dataset, Episode, load_npz
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.policies import Controller, PlanningPolicy
+from trajectory_transformer.search.beam import Objective
 from trajectory_transformer.search.objectives import discounted_return
 from trajectory_transformer.tokens.windows import tokenize
 from trajectory_transformer.training.train import Trainer
@@ -118,7 +119,7 @@ def runs_and_walks(num_runs: int, num_walks: int, *, recorded: int) -> Dataset:
     return Dataset(tuple(episode(*kind) for kind in kinds), {}, (2,))
 
 
-def first_action(dataset: Dataset, tokens: TokenConfig, search: PlanConfig) -> float:
+def first_action(dataset: Dataset, tokens: TokenConfig, search: PlanConfig, objective: Objective | None) -> float:
     """What a small model, trained for a moment, plans to do at the start."""
     sizes = ModelConfig(window=2, num_layers=1, width=32, dropout=0.0)
     model = TrajectoryModel.create(dataset, tokens, sizes, seed=0)
@@ -126,7 +127,7 @@ def first_action(dataset: Dataset, tokens: TokenConfig, search: PlanConfig) -> f
     for _ in Trainer(model, data, TrainConfig(steps=200, batch_size=64, learning_rate=1e-2)).run():
         pass
     model.gpt.eval()
-    policy = PlanningPolicy(model, search, discounted_return(tokens.discount), seed=0)
+    policy = PlanningPolicy(model, search, objective, seed=0)
     return float(Controller(policy).act([0.0])[0])
 
 
@@ -139,11 +140,27 @@ def test_plans_follow_what_the_discount_sees(
 ) -> None:
     tokens = TokenConfig(num_bins=20, discount=discount, truncated=truncated)
     search = PlanConfig(beam_width=8, horizon=2, context=0, action_nucleus=None)
-    assert first_action(runs_and_walks(20, 20, recorded=recorded), tokens, search) == action
+    assert (
+        first_action(runs_and_walks(20, 20, recorded=recorded), tokens, search, discounted_return(discount)) == action
+    )
 
 
 @pytest.mark.parametrize(("opening", "action"), [(None, 0.0), (0.5, 0.0), (1.0, 1.0)])
 def test_a_wide_opening_finds_who_is_rare_but_better(opening: float | None, action: float) -> None:
     tokens = TokenConfig(num_bins=20, discount=0.98)
     search = PlanConfig(beam_width=32, horizon=2, context=1, action_nucleus=0.4, opening_nucleus=opening)
-    assert first_action(runs_and_walks(40, 8, recorded=100), tokens, search) == action
+    assert first_action(runs_and_walks(40, 8, recorded=100), tokens, search, discounted_return(0.98)) == action
+
+
+def test_medians_imitate_what_is_meant_where_motors_have_limits() -> None:
+    # The demonstrator means 0.7 and strays by 0.5; three in ten actions end at the limit, 1, the fullest of all bins.
+    rng = np.random.default_rng(0)
+    actions = np.clip(rng.normal(0.7, 0.5, (300, 4, 1)), -1.0, 1.0).astype(np.float32)
+    episodes = tuple(Episode(np.zeros((5, 1), np.float32), each, None, terminated=False) for each in actions)
+    tokens = TokenConfig(num_bins=20, rewards=False)
+    mode, median = (
+        first_action(Dataset(episodes), tokens, search, None)
+        for search in (PlanConfig(beam_width=4, horizon=2), PlanConfig(imitate="median"))
+    )
+    assert mode == 1.0
+    assert median == pytest.approx(0.7, abs=0.1)

@@ -14,7 +14,7 @@ from trajectory_transformer.config import ModelConfig, PlanConfig, TokenConfig
 from trajectory_transformer.data.episode import ContextArray, Dataset, Episode, FloatArray
 from trajectory_transformer.model.decoders import Decoder
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.policies import Controller, PlanningPolicy, Step
+from trajectory_transformer.policies import Controller, PlanningPolicy, PlanTrace, Step
 from trajectory_transformer.search.beam import Plan, beam_search
 from trajectory_transformer.search.objectives import discounted_return
 
@@ -175,6 +175,19 @@ def test_naive_and_cached_policies_act_alike() -> None:
     for index in range(4):
         step = step_of(rng.uniform(-1, 1, (2, 2)).tolist(), first=index == 0, reward=0.2)
         np.testing.assert_array_equal(cached.act(step), naive.act(step))
+
+
+def test_medians_are_planned_as_far_as_actions_are_taken() -> None:
+    model = make_model(rewards=True, goal=True, window=4)
+    traces: list[PlanTrace] = []
+    config = PlanConfig(horizon=3, replan_every=2, imitate="median")
+    policy = PlanningPolicy(model, config, on_plan=traces.append)
+    for index in range(4):
+        policy.act(step_of([[0.1, -0.1]], first=index == 0, reward=0.1))
+    assert [trace.step for trace in traces] == [0, 2]
+    assert all(trace.tokens.shape == (1, model.layout.size + 1) for trace in traces)  # one candidate
+    with pytest.raises(ValueError, match="search.imitate median is for imitation and goals"):
+        PlanningPolicy(model, config, discounted_return(0.99))
 
 
 def test_bad_observations_are_refused() -> None:

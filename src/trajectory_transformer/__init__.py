@@ -6,7 +6,7 @@ from trajectory_transformer.model.decoders import Candidates
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.policies import Controller, PlanningPolicy, Policy, Step
 from trajectory_transformer.rollout import make_envs, rollout
-from trajectory_transformer.search.beam import Objective, Plan, beam_search, likelihood_search
+from trajectory_transformer.search.beam import Objective, Plan, beam_search, likelihood_search, median_continuation
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
 from trajectory_transformer.search.predict import predict
 
@@ -32,6 +32,7 @@ __all__ = [
     "load_npz",
     "log_likelihood",
     "make_envs",
+    "median_continuation",
     "predict",
     "rollout",
     "save_npz",

@@ -180,6 +180,9 @@ class PlanConfig:
     """Sample states from so many most likely tokens only; 1 predicts the most likely state."""
     observation_nucleus: float | None = None
     """Sample states from the most likely tokens that hold this share of the mass; null for all."""
+    imitate: Literal["mode", "median"] = "mode"
+    """What plans without an objective (imitation, goals) take of the predictions: their mode, the most likely
+    continuation that a beam search finds; or their median, number by number, the same however bins are cut."""
     estimate: Literal["mean", "percentile", "sampled"] = "mean"
     """How a predicted reward or value is summed up: its mean, a percentile, or one sample."""
     percentile: float = 0.5

@@ -18,7 +18,7 @@ from trajectory_transformer.data.spaces import action_leaf
 from trajectory_transformer.model.decoders import FusedDecoder, make_decoder
 from trajectory_transformer.model.sampling import Noise, stream_seed
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.search.beam import Objective, Plan, beam_search, likelihood_search
+from trajectory_transformer.search.beam import Objective, Plan, beam_search, likelihood_search, median_continuation
 from trajectory_transformer.search.captured import CapturedSearch
 from trajectory_transformer.tokens.windows import encode_goals
 
@@ -105,9 +105,14 @@ class PlanningPolicy:
     ) -> None:
         """Control with a model; any number of environments, each with a context of its own.
 
-        Without an objective the most likely continuation is found token by token (imitation, goals); with one, sampled
-        transitions are ranked by it. `on_plan` is told every plan made.
+        Without an objective the most likely continuation is found token by token (imitation, goals), or the median one
+        is taken (`PlanConfig.imitate`); with one, sampled transitions are ranked by it. `on_plan` is told every plan
+        made.
         """
+        if objective is not None and config.imitate != "mode":
+            raise ValueError(
+                f"search.imitate {config.imitate} is for imitation and goals; planning for return ranks sampled actions"
+            )
         self.model = model
         self.config = config
         self.plan_seconds: list[float] = []  # time of every search
@@ -240,6 +245,14 @@ class PlanningPolicy:
     def _search(self, prompts: Tensor, seeds: Tensor, context: Tensor | None) -> Plan:
         """Search for the best continuations of prompts [E, L]; seeds [E] are those of the noise."""
         layout, config, decoder = self.model.layout, self.config, self._decoder
+        if self._objective is None and config.imitate == "median":
+            return median_continuation(
+                decoder,
+                prompts,
+                num_tokens=(config.replan_every - 1) * layout.size + layout.action_dim,
+                min_tokens=layout.action_dim,
+                context=context,
+            )
         if self._objective is None:
             return likelihood_search(
                 decoder,

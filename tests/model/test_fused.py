@@ -16,7 +16,7 @@ from trajectory_transformer.model.decoders.kernels import HostKernels, Sizes, fi
 from trajectory_transformer.model.decoders.packed import pack_strips, pack_tiles
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.model.sampling import Noise, Sampler
-from trajectory_transformer.search.beam import Plan, beam_search, keep_best, likelihood_search
+from trajectory_transformer.search.beam import Plan, beam_search, keep_best, likelihood_search, median_continuation
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
 from trajectory_transformer.tokens.layout import TokenLayout
 
@@ -115,6 +115,12 @@ def test_likelihood_search_finds_what_the_naive_decoder_finds(make_fused: MakeDe
     ]
     assert torch.equal(plans[0].tokens, plans[1].tokens)
     torch.testing.assert_close(plans[0].scores, plans[1].scores, atol=1e-4, rtol=1e-4)
+    medians = [
+        median_continuation(decoder, prompt, num_tokens=14, min_tokens=2)
+        for decoder in (make_decoder("naive", gpt), make_fused(gpt))
+    ]
+    assert torch.equal(medians[0].tokens, medians[1].tokens)
+    torch.testing.assert_close(medians[0].scores, medians[1].scores, atol=1e-4, rtol=1e-4)
 
 
 def test_a_decoder_sees_weights_that_change_between_searches(make_fused: MakeDecoder) -> None:

@@ -8,7 +8,7 @@ from trajectory_transformer.config import ModelConfig, PlanConfig
 from trajectory_transformer.model.decoders import CachedDecoder, FusedDecoder, NaiveDecoder, make_decoder
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.model.sampling import Noise
-from trajectory_transformer.search.beam import Plan, beam_search, likelihood_search
+from trajectory_transformer.search.beam import Plan, beam_search, likelihood_search, median_continuation
 from trajectory_transformer.search.captured import CapturedSearch
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
 from trajectory_transformer.tokens.layout import TokenLayout
@@ -135,6 +135,23 @@ def test_likelihood_search_in_float32_equals_the_naive_one() -> None:
         for decoder in (NaiveDecoder(gpt), FusedDecoder(gpt, bf16=False))
     ]
     assert torch.equal(plans[0].tokens, plans[1].tokens)
+
+
+def test_captured_medians_in_float32_equal_the_naive_ones() -> None:
+    gpt = random_gpt(LAYOUTS["hopper"])
+    prompts = torch.randint(NUM_BINS, (4, 27), generator=torch.Generator().manual_seed(0))
+    naive, fused = NaiveDecoder(gpt), FusedDecoder(gpt, bf16=False)
+
+    def search(prompts: torch.Tensor, seeds: torch.Tensor, context: torch.Tensor | None = None) -> Plan:
+        del seeds
+        return median_continuation(fused, prompts, num_tokens=19, min_tokens=3, context=context)
+
+    captured = CapturedSearch(search, GPU, refresh=fused.refresh)
+    for _ in range(2):
+        found = captured(prompts.numpy(), np.zeros(4, np.int64))
+        expected = median_continuation(naive, prompts.to(GPU), num_tokens=19, min_tokens=3)
+        assert np.array_equal(captured.winners(), expected.best.cpu().numpy())
+        torch.testing.assert_close(found.scores, expected.scores, atol=1e-3, rtol=1e-4)
 
 
 def test_the_decoder_is_chosen_by_what_the_gpu_can_do(caplog: pytest.LogCaptureFixture) -> None:

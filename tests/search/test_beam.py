@@ -3,15 +3,17 @@
 import itertools
 from dataclasses import replace
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import assume, given
 from torch import Tensor
 
 from trajectory_transformer.config import ModelConfig
 from trajectory_transformer.model.decoders import DECODERS, Candidates, Run, make_decoder
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.search.beam import Plan, likelihood_search
+from trajectory_transformer.search.beam import Plan, likelihood_search, median_continuation
 from trajectory_transformer.tokens.layout import TokenLayout
 
 
@@ -185,6 +187,68 @@ def test_both_decoders_give_the_same_plan_batched_or_one_by_one(
             alone = plan(name, prompts[env : env + 1])
             assert torch.equal(alone.tokens[0], expected.tokens[env])
             torch.testing.assert_close(alone.scores[0], expected.scores[env], rtol=0, atol=1e-10)
+
+
+def median(table: Tensor, start: int) -> int:
+    """The median token after one, found by adding up."""
+    mass = 0.0
+    for token, probability in enumerate(table[0, start].softmax(0).tolist()):
+        mass += probability
+        if mass >= 0.5:
+            return token
+    raise AssertionError("probabilities add up to one")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_median_has_half_of_the_mass_on_each_side(seed: int) -> None:
+    table = random_table(4, 6, seed)
+    plan = median_continuation(TableDecoder(table), torch.tensor([[3], [1]]), num_tokens=4)
+    for env, start in enumerate((3, 1)):
+        expected, last = [], start
+        for step in range(4):
+            last = median(table[step:], last)
+            expected.append(last)
+        assert plan.tokens[env].tolist() == [expected]
+        assert plan.scores[env].item() == pytest.approx(log_prob(table, start, tuple(expected)), abs=1e-6)
+
+
+def test_a_median_may_be_the_stop_token_where_that_is_allowed() -> None:
+    table = torch.tensor([0.1, 0.2, 0.1, 0.6]).log().expand(2, 4, 4)
+    decoder, prompt = TableDecoder(table), torch.tensor([[0]])
+    assert median_continuation(decoder, prompt, num_tokens=2).tokens.tolist() == [[[3, 3]]]
+    assert median_continuation(decoder, prompt, num_tokens=2, min_tokens=1).tokens.tolist() == [[[1, 3]]]
+
+
+@given(
+    masses=st.lists(st.integers(1, 9), min_size=4, max_size=12),
+    cuts=st.lists(st.booleans(), min_size=12, max_size=12),
+)
+def test_a_median_does_not_depend_on_how_bins_are_cut(masses: list[int], cuts: list[bool]) -> None:
+    # The same distribution in fine bins, and in bins made of one or several of them.
+    coarse_of = [sum(cuts[: index + 1]) - cuts[0] for index in range(len(masses))]
+    coarse = [sum(m for m, bin_ in zip(masses, coarse_of, strict=True) if bin_ == b) for b in range(coarse_of[-1] + 1)]
+    assume(sum(masses) not in [2 * part for part in itertools.accumulate(masses)])  # or rounding decides which is half
+
+    def found(parts: list[int]) -> int:
+        logits = torch.tensor([*parts, 0.0], dtype=torch.float64).log()  # no mass on the stop token
+        table = logits.expand(1, len(logits), len(logits))
+        plan = median_continuation(TableDecoder(table), torch.zeros(1, 1, dtype=torch.long), num_tokens=1)
+        return int(plan.best[0, 0])
+
+    assert found(coarse) == coarse_of[found(masses)]
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_both_decoders_find_the_same_medians(window: int | None) -> None:
+    layout = TokenLayout(0, 2, 1, rewards=True)
+    gpt = random_gpt(layout, 0)
+    prompts = torch.randint(5, (3, layout.length(2) + 1), generator=torch.Generator().manual_seed(0))
+    naive, cached = (
+        median_continuation(make_decoder(name, gpt, window), prompts, num_tokens=2 * layout.size, min_tokens=1)
+        for name in ("naive", "cached")
+    )
+    assert torch.equal(naive.tokens, cached.tokens)
+    torch.testing.assert_close(naive.scores, cached.scores, rtol=0, atol=1e-10)
 
 
 def test_scores_of_a_plan_are_the_models_log_probabilities(tiny_model: TrajectoryModel) -> None:

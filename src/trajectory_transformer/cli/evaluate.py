@@ -14,6 +14,7 @@ from trajectory_transformer.cli.train import TRAINING
 from trajectory_transformer.config import PlanConfig, PresetName, require
 from trajectory_transformer.data.episode import Dataset, Episode, save_npz
 from trajectory_transformer.data.scores import references_of
+from trajectory_transformer.data.spaces import action_leaf
 from trajectory_transformer.evaluate import check_fit, episode_metrics, latency_metrics
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.policies import PlanningPolicy, PlanTrace
@@ -89,6 +90,10 @@ class Evaluate:
         envs = make_envs(env_id, min(self.num_envs, self.episodes), options)
         try:
             check_fit(model, env_id, space_dims(envs), context_shape(envs))
+            if self.search.imitate == "median" and any(action_leaf(envs.single_action_space).categories):
+                raise ValueError(
+                    f"search.imitate median is for numbers, the actions of {env_id} are categories: leave it at mode"
+                )
             for path in (out, played, self.trace, self.video):
                 if path is not None:
                     claim(path)

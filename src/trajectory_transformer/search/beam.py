@@ -79,6 +79,28 @@ def likelihood_search(
 
 
 @torch.inference_mode()
+def median_continuation(
+    decoder: Decoder, prompt: Tensor, *, num_tokens: int, min_tokens: int = 0, context: Tensor | None = None
+) -> Plan:
+    """Each token in turn at the median of its prediction: prompt [E, L] -> Plan of one candidate, `num_tokens` long.
+
+    The most likely bin need not be a typical one: it may be wide, or hold all that was cut off at the limit of a motor.
+    Half of the mass lies on each side of the median, wherever bins end. The stop token ranks behind all numbers; the
+    first `min_tokens` may not be it. `context` as in `likelihood_search`.
+    """
+    decoder.begin(prompt, max_candidates=1, max_new=num_tokens, context=context)
+    log_prob = torch.zeros(prompt.shape[0], 1, device=prompt.device)  # [E, 1]
+    for index in range(num_tokens):
+        logits = decoder.logits()  # [E, 1, V + 1]
+        step = (logits[..., :-1] if index < min_tokens else logits).log_softmax(dim=-1)
+        below = (step.exp().cumsum(dim=-1) < 0.5).sum(dim=-1)  # [E, 1], bins that end before half of the mass
+        token = below.clamp(max=step.shape[-1] - 1)
+        log_prob = log_prob + step.gather(-1, token[..., None])[..., 0]
+        decoder.append(token)
+    return Plan(tokens=decoder.candidates.tokens, scores=log_prob)
+
+
+@torch.inference_mode()
 def beam_search(
     decoder: Decoder,
     prompt: Tensor,
