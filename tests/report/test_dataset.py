@@ -1,4 +1,4 @@
-"""Whether a discount is told apart from what episodes earn: by hand, and as a user sees it."""
+"""What is said of a dataset: a discount that misranks episodes, actions cut off; by hand, and as a user sees it."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 from trajectory_transformer.cli import main
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data.episode import Dataset, Episode, save_npz
-from trajectory_transformer.report.dataset import discount_advice, discount_agreement
+from trajectory_transformer.report.dataset import dimensions, discount_advice, discount_agreement
 
 LIMIT = 100
 
@@ -75,6 +75,20 @@ def test_advice_names_the_first_discount_that_fits_and_is_silent_where_all_is_we
     assert fitting is not None and fitting >= 0.95
     assert discount_advice(dataset, TokenConfig(discount=proposed, truncated="continue")) is None
     assert discount_advice(dataset, TokenConfig()) is None
+    assert discount_advice(dataset, TokenConfig(discount=0.9, rewards=False)) is None  # nobody plans by them
+
+
+def test_actions_that_were_cut_off_are_noted() -> None:
+    rng = np.random.default_rng(0)
+    wide = np.clip(rng.normal(0.0, 1.0, (400, 1)), -1.0, 1.0)  # a third is beyond a limit
+    actions = np.concatenate([wide, rng.uniform(-1.0, 1.0, (400, 1)), rng.integers(2, size=(400, 1))], axis=1)
+    observations = np.repeat(wide, 2, axis=1)[[0, *range(400)]].astype(np.float32)
+    dataset = Dataset((Episode(observations, actions.astype(np.float32), None, terminated=False),))
+    notes = {each.name: each.note for each in dimensions(dataset, TokenConfig(rewards=False))}
+    share = 100 * np.mean(np.abs(wide) == 1.0)
+    assert notes["action 0"] == f"{share:.0f} % at limits"
+    assert notes["action 1"] == notes["action 2"] == ""  # two values are a switch, not cut off
+    assert "limits" not in notes["observation 0"]
 
 
 def test_a_user_reads_it_before_training_and_when_training_starts(

@@ -99,8 +99,10 @@ def _table(dataset: Dataset, tokens: TokenConfig) -> Table:
     """One row a dimension."""
     title = f"as {tokens.discretizer} tokens of {tokens.num_bins} bins"
     title += "; bins: how many of them are used, top: share of the most common one"
-    table = Table("dimension", "min", "mean", "max", "distinct", "bins", "top", "", caption=title, box=SIMPLE)
-    table.columns[0].no_wrap = table.columns[-1].no_wrap = True
+    columns = ("dimension", "min", "mean", "max", "distinct", "bins", "top", "")
+    table = Table(*columns, caption=title, box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in table.columns[:-1]:  # a note may take several lines, a number may not be cut
+        column.no_wrap = True
     for each in dimensions(dataset, tokens):
         numbers = [f"{value:.3g}" for value in (each.low, each.mean, each.high)]
         table.add_row(each.name, *numbers, str(each.distinct), str(each.bins), f"{each.top_share:.1%}", each.note)

@@ -102,7 +102,7 @@ class Train:
         """Model and data at step 0."""
         if self.shards is None:
             dataset = load_dataset(self.dataset)
-            advice = discount_advice(dataset, self.tokens) if self.tokens.rewards else None
+            advice = discount_advice(dataset, self.tokens)
             if advice is not None:
                 console.print(f"note: {advice}")
             model = TrajectoryModel.create(dataset, self.tokens, self.model, seed=self.train.seed)

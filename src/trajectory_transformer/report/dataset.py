@@ -15,6 +15,7 @@ _MAX_PANELS = 40  # a picture of more dimensions than this shows the first ones
 _LONGER_SIGHTS = (0.95, 0.98, 0.99, 0.995, 0.997, 0.998, 0.999)  # discounts to propose
 _AGREEING, _DISAGREEING = 0.95, 0.8
 _FEW = 20  # episodes that say nothing about all
+_CUT_OFF = 0.1  # share of actions at their limits from which on it is worth a word
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Dimension:
     distinct: int
     bins: int  # tokens that occur
     top_share: float  # share of the most common token
-    note: str  # what may surprise: constant, a copy of another dimension, categories
+    note: str  # what may surprise: constant, a copy, categories, cut off
 
 
 def dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[Dimension]:
@@ -45,6 +46,9 @@ def dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[Dimension]:
         content = np.ascontiguousarray(column).tobytes()
         notes = ["constant"] if distinct == 1 else [f"same as {seen[content]}"] if content in seen else []
         notes += [f"{categories[index]} categories"] if categories[index] else []
+        is_number = name in dataset.action_names and not categories[index] and distinct > 2
+        cut_off = float(np.mean((column == column.min()) | (column == column.max()))) if is_number else 0.0
+        notes += [f"{100 * cut_off:.0f} % at limits"] if cut_off >= _CUT_OFF else []
         seen.setdefault(content, name)
         yield Dimension(
             name=name,
@@ -80,7 +84,7 @@ def discount_agreement(dataset: Dataset, config: TokenConfig) -> float | None:
 
 def discount_advice(dataset: Dataset, config: TokenConfig) -> str | None:
     """A sentence for those whose discount makes good episodes look no better than bad ones; None for all others."""
-    agreement = discount_agreement(dataset, config) if dataset.has_rewards else None
+    agreement = discount_agreement(dataset, config) if dataset.has_rewards and config.rewards else None
     if agreement is None or agreement >= _DISAGREEING:
         return None
     text = f"tokens.discount {config.discount} ranks these episodes otherwise than their returns (correlation "
