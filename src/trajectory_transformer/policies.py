@@ -245,15 +245,15 @@ class PlanningPolicy:
     def _search(self, prompts: Tensor, seeds: Tensor, context: Tensor | None) -> Plan:
         """Search for the best continuations of prompts [E, L]; seeds [E] are those of the noise."""
         layout, config, decoder = self.model.layout, self.config, self._decoder
-        if self._objective is None and config.imitate == "median":
-            return median_continuation(
-                decoder,
-                prompts,
-                num_tokens=(config.replan_every - 1) * layout.size + layout.action_dim,
-                min_tokens=layout.action_dim,
-                context=context,
-            )
         if self._objective is None:
+            if config.imitate == "median":
+                return median_continuation(
+                    decoder,
+                    prompts,
+                    num_tokens=(config.replan_every - 1) * layout.size + layout.action_dim,
+                    min_tokens=layout.action_dim,
+                    context=context,
+                )
             return likelihood_search(
                 decoder,
                 prompts,

@@ -115,6 +115,13 @@ def test_likelihood_search_finds_what_the_naive_decoder_finds(make_fused: MakeDe
     ]
     assert torch.equal(plans[0].tokens, plans[1].tokens)
     torch.testing.assert_close(plans[0].scores, plans[1].scores, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["plain", "goal-rewards"])
+def test_medians_are_those_of_the_naive_decoder(make_fused: MakeDecoder, kind: str) -> None:
+    layout = LAYOUTS[kind]
+    gpt = random_gpt(layout)
+    prompt = torch.randint(5, (2, layout.length(1) + 1), generator=torch.Generator().manual_seed(0))
     medians = [
         median_continuation(decoder, prompt, num_tokens=14, min_tokens=2)
         for decoder in (make_decoder("naive", gpt), make_fused(gpt))

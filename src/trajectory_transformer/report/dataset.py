@@ -39,6 +39,7 @@ def dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[Dimension]:
     slots = [column for part in zip(*parts, strict=True) for column in np.concatenate(part).T]
     names = [*dataset.observation_names, *dataset.action_names, "reward", "return to go"]
     categories = [*dataset.observation_categories, *dataset.action_categories, 0, 0]
+    actions = range(len(dataset.observation_names), len(names) - 2)
     seen: dict[bytes, str] = {}
     for index, (name, column) in enumerate(zip(names, slots, strict=False)):
         counts = np.bincount(discretizer.encode(column[:, None], slice(index, index + 1)).ravel())
@@ -46,9 +47,9 @@ def dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[Dimension]:
         content = np.ascontiguousarray(column).tobytes()
         notes = ["constant"] if distinct == 1 else [f"same as {seen[content]}"] if content in seen else []
         notes += [f"{categories[index]} categories"] if categories[index] else []
-        is_number = name in dataset.action_names and not categories[index] and distinct > 2
-        cut_off = float(np.mean((column == column.min()) | (column == column.max()))) if is_number else 0.0
-        notes += [f"{100 * cut_off:.0f} % at limits"] if cut_off >= _CUT_OFF else []
+        if index in actions and not categories[index] and distinct > 2:
+            cut_off = np.mean((column == column.min()) | (column == column.max()))
+            notes += [f"{100 * cut_off:.0f} % at limits"] if cut_off >= _CUT_OFF else []
         seen.setdefault(content, name)
         yield Dimension(
             name=name,
