@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from trajectory_transformer.config import ModelConfig, TokenConfig
 from trajectory_transformer.data.episode import Dataset, Episode
@@ -14,6 +15,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Where the actor files are: they are too many to be part of the repository."""
     default = Path(__file__).resolve().parents[2] / "shared" / "policies"
     parser.addoption("--policies", type=Path, default=default, help="folder of actor files to collect data with")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Say why a test for GPUs does not run here."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device, and torch finds none")
 
 
 @pytest.fixture(scope="session")

@@ -150,6 +150,14 @@ def test_evaluate_makes_the_environment_as_it_was_when_the_data_was_collected(tt
     assert "env_options" not in json.loads((tmp_path / "y.json").read_text())["settings"]
 
 
+@pytest.mark.parametrize(("words", "code"), [([], 2), (["--help"], 0), (["data"], 2), (["data", "--help"], 0)])
+def test_help_lists_the_commands_of_a_group(tt: Run, words: list[str], code: int) -> None:
+    found, text = tt(*words)
+    assert found == code
+    assert "data convert  Write a dataset" in text
+    assert ("Train a model" in text) == ("data" not in words)
+
+
 @pytest.mark.parametrize(
     ("words", "pattern"),
     [

@@ -32,12 +32,12 @@ COMMANDS: dict[str, type[Command]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 on success, 2 for input that cannot be used, 130 when stopped by hand."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help"):
-        print(_overview())
-        return 0 if words else 2
-    name = (
-        " ".join(words[:2]) if words[0] in {command.split()[0] for command in COMMANDS if " " in command} else words[0]
-    )
+    group = next((command.split()[0] for command in COMMANDS if " " in command and command.split()[0] in words[:1]), "")
+    asked = words[1:] if group else words
+    if not asked or asked[0] in ("-h", "--help"):
+        print(_overview(group))
+        return 0 if asked else 2
+    name = " ".join(words[:2]) if group else words[0]
     if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -54,10 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _overview() -> str:
-    """Every command with its first line."""
-    width = max(map(len, COMMANDS)) + 2
-    lines = [f"  {name:{width}}{(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
+def _overview(group: str) -> str:
+    """Every command of a group, or of all where it is empty, with its first line."""
+    shown = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
+    width = max(map(len, shown)) + 2
+    lines = [f"  {name:{width}}{(command.__doc__ or '').splitlines()[0]}" for name, command in shown.items()]
     intro = ["Turn recorded trajectories into a controller.", "", "usage: tt COMMAND [flags]", ""]
     outro = ["", "tt COMMAND --help lists the flags of a command; --config FILE.yaml sets any of them."]
     return "\n".join([*intro, *lines, *outro])
