@@ -152,15 +152,28 @@ def test_a_wide_opening_finds_who_is_rare_but_better(opening: float | None, acti
     assert first_action(runs_and_walks(40, 8, recorded=100), tokens, search, discounted_return(0.98)) == action
 
 
-def test_medians_imitate_what_is_meant_where_motors_have_limits() -> None:
-    # The demonstrator means 0.7 and strays by 0.5; three in ten actions end at the limit, 1, the fullest of all bins.
+def cut_off(*, rewarded: bool = False) -> Dataset:
+    """Someone who means 0.7 and strays by 0.5; three in ten actions end at the limit, 1, the fullest of all bins."""
     rng = np.random.default_rng(0)
     actions = np.clip(rng.normal(0.7, 0.5, (300, 4, 1)), -1.0, 1.0).astype(np.float32)
-    episodes = tuple(Episode(np.zeros((5, 1), np.float32), each, None, terminated=False) for each in actions)
+    rewards = np.ones(4, np.float32) if rewarded else None
+    return Dataset(tuple(Episode(np.zeros((5, 1), np.float32), each, rewards, terminated=False) for each in actions))
+
+
+def test_medians_imitate_what_is_meant_where_motors_have_limits() -> None:
     tokens = TokenConfig(num_bins=20, rewards=False)
     mode, median = (
-        first_action(Dataset(episodes), tokens, search, None)
+        first_action(cut_off(), tokens, search, None)
         for search in (PlanConfig(beam_width=4, horizon=2), PlanConfig(imitate="median"))
     )
     assert mode == 1.0
     assert median == pytest.approx(0.7, abs=0.1)
+
+
+def test_the_middle_of_the_mass_is_what_is_meant_where_motors_have_limits() -> None:
+    likely, middle = (
+        first_action(cut_off(rewarded=True), TokenConfig(num_bins=20), search, discounted_return(0.99))
+        for search in (PlanConfig(beam_width=4, action_nucleus=0.2), PlanConfig(beam_width=4, action_middle=0.2))
+    )
+    assert likely == 1.0
+    assert middle == pytest.approx(0.7, abs=0.2)

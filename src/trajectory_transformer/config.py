@@ -174,8 +174,12 @@ class PlanConfig:
     """Sample actions from so many most likely tokens only."""
     action_nucleus: float | None = 0.4
     """Sample actions from the most likely tokens that hold this share of the mass; null for all."""
+    action_middle: float | None = None
+    """Sample actions from the bins around the median that hold this share of the mass, half on either side; takes the
+    place of the two filters above. For numbers whose limits hold much of the mass."""
     opening_nucleus: float | None = None
-    """The same for the first action of an episode, which decides whose behaviour is followed; null: as all others."""
+    """Sample the first action of an episode, which decides whose behaviour is followed, from the most likely tokens
+    that hold this share of the mass; null: as all others."""
     observation_top_k: int | None = 1
     """Sample states from so many most likely tokens only; 1 predicts the most likely state."""
     observation_nucleus: float | None = None
@@ -209,7 +213,7 @@ class PlanConfig:
         for name in ("action_top_k", "observation_top_k"):
             count = getattr(self, name)
             require(count is None or count >= 1, f"search.{name} must be at least 1", count)
-        for name in ("action_nucleus", "opening_nucleus", "observation_nucleus"):
+        for name in ("action_nucleus", "action_middle", "opening_nucleus", "observation_nucleus"):
             share = getattr(self, name)
             require(share is None or 0.0 < share <= 1.0, f"search.{name} must lie in (0, 1]", share)
         require(self.window is None or self.window >= 1, "search.window must be at least 1", self.window)

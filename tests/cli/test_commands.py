@@ -384,15 +384,9 @@ def test_maps_are_shown_and_needed_where_they_were_learned(
     assert code == 0, text
     result = json.loads(Path("run/evaluation.json").read_text())
     assert "--env_options" in result["command"]
-    refused(
-        "median is for numbers, the actions of .* are categories",
-        "evaluate",
-        "run",
-        "--search.imitate",
-        "median",
-        "--out",
-        "m.json",
-    )
+    for setting, value, default in (("imitate", "median", "mode"), ("action_middle", 0.4, "null")):
+        message = f"search.{setting} {value} is for numbers, the actions of .* are categories: leave it at {default}"
+        refused(message, "evaluate", "run", f"--search.{setting}", value, "--out", "m.json")
     assert result["training"]["command"].startswith("tt train maps.npz --out run --tokens.num_bins 9")
     refused(
         r"does not fit the model: it shows a context \(a map\) of shape \(2, 25, 25\)",

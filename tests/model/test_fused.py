@@ -63,6 +63,7 @@ SEARCHES = {
     "wide": PlanConfig(beam_width=12, expansion=3, horizon=3, action_top_k=3, action_nucleus=None),
     "noisy": PlanConfig(beam_width=4, horizon=5, observation_top_k=None, temperature=0.7, action_nucleus=0.9),
     "filtered": PlanConfig(beam_width=4, horizon=4, observation_top_k=4, observation_nucleus=0.6, action_top_k=2),
+    "middle": PlanConfig(beam_width=4, horizon=4, observation_top_k=None, action_middle=0.5),
     "sampled": PlanConfig(beam_width=5, horizon=4, estimate="sampled"),
     "percentile": PlanConfig(beam_width=5, horizon=4, estimate="percentile", percentile=0.3),
 }
@@ -169,14 +170,14 @@ def test_lanes_warps_and_clusters_compute_what_a_full_forward_pass_does(
     if find_compiler() is None:
         pytest.skip("no C++ compiler to build the kernels with")
     layout = LAYOUTS["goal-1-rewards"]
-    gpt = GPT(layout, 20, ModelConfig(window=3, dropout=0.0, num_layers=layers)).eval().requires_grad_(False)
+    gpt = GPT(layout, 40, ModelConfig(window=3, dropout=0.0, num_layers=layers)).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     gpt.token_embedding.weight.normal_(generator=generator)
     gpt.position_embedding.normal_(std=0.3, generator=generator)
     kernels = HostKernels(sizes_of(gpt, bf16=bf16), tmp_path, "fibers")
     fused, naive = FusedDecoder(gpt, bf16=bf16, kernels=kernels), make_decoder("naive", gpt)
     rng = np.random.default_rng(0)
-    prompt = torch.from_numpy(rng.integers(21, size=(2, layout.length(1) + 2)))
+    prompt = torch.from_numpy(rng.integers(41, size=(2, layout.length(1) + 2)))
     for decoder in (fused, naive):
         decoder.begin(prompt, max_candidates=9, max_new=6)
     for parents in ([[0] * 3, [0] * 3], [[0, 2, 2, 1, 2, 1, 0, 0, 2], [1, 1, 0, 2, 0, 1, 2, 1, 0]], None):
@@ -188,16 +189,21 @@ def test_lanes_warps_and_clusters_compute_what_a_full_forward_pass_does(
         if parents is not None and len(parents[0]) == 9 and not bf16:
             # Copies are the same to the last bit, in whichever block they are worked on.
             assert torch.equal(found[0, [1, 2, 4, 8]], found[0, [2, 4, 8, 1]])
-        tokens = torch.from_numpy(rng.integers(21, size=fused.tokens.shape[:2]))
+        tokens = torch.from_numpy(rng.integers(41, size=fused.tokens.shape[:2]))
         for decoder in (fused, naive):
             decoder.append(tokens)
     # Two runs of slots in one launch: each drawn token counts with the probability that the model gives it.
-    runs = [Run(count, Sampler(nucleus=0.9), Noise(torch.arange(2)).gumbel(9, count, 21)) for count in (2, 1)]
+    filters = {2: Sampler(nucleus=0.9), 1: Sampler(middle=0.3)}
+    runs = [Run(count, kind, Noise(torch.arange(2)).gumbel(9, count, 41)) for count, kind in filters.items()]
     fused.extend(*runs)
     expected = torch.zeros(2, 9)
     for token in fused.tokens[..., -3:].unbind(dim=-1):
-        expected += naive.logits().log_softmax(dim=-1).gather(-1, token[..., None])[..., 0]
+        logits = naive.logits()
+        expected += logits.log_softmax(dim=-1).gather(-1, token[..., None])[..., 0]
         naive.append(token)
+    if not bf16:
+        drawn = Sampler(middle=0.3).draw(logits, Noise(torch.arange(2)).gumbel(9, 1, 41).slot(0))
+        assert torch.equal(token, drawn)
     torch.testing.assert_close(fused.candidates.log_prob, expected, atol=3 * tolerance, rtol=0)
     for count in (20, 300, 700):  # sorted within a warp, by all threads, and by all with two numbers each
         scores, identity = (torch.from_numpy(rng.integers(count // 2, size=(2, count))) for _ in range(2))

@@ -8,6 +8,7 @@ from trajectory_transformer.model.sampling import (
     Percentile,
     Sampler,
     expected_value,
+    keep_middle,
     keep_nucleus,
     keep_top,
     sampled_value,
@@ -37,6 +38,24 @@ def test_the_nucleus_drops_the_least_likely_up_to_the_mass_left_over(mass: float
     assert filtered.isfinite().tolist() == kept
     assert torch.equal(filtered[filtered.isfinite()], logits[torch.tensor(kept)])  # what is kept is unchanged
     assert (filtered[~filtered.isfinite()] == -torch.inf).all()
+
+
+@pytest.mark.parametrize(
+    ("mass", "kept"),
+    [
+        (1.0, [True, True, True, True, True]),
+        (0.85, [True, True, True, True, True]),  # 0.075 may go on each side; the ends have 0.1
+        (0.75, [False, True, True, True, True]),  # 0.125 may go, and the last has 0.4
+        (0.5, [False, True, True, True, True]),  # 0.25 may go, the first two have 0.3
+        (0.3, [False, False, True, True, True]),  # 0.35 may go, the first two have 0.3, the last 0.4
+        (0.1, [False, False, False, True, False]),  # the median: half of the mass is before its end
+    ],
+)
+def test_the_middle_drops_what_is_far_from_the_median_on_either_side(mass: float, kept: list[bool]) -> None:
+    logits = logits_of(0.1, 0.2, 0.1, 0.2, 0.4)
+    filtered = keep_middle(logits, mass)
+    assert filtered.isfinite().tolist() == kept
+    assert torch.equal(filtered[filtered.isfinite()], logits[torch.tensor(kept)])
 
 
 def test_the_nucleus_is_taken_row_by_row() -> None:

@@ -90,10 +90,8 @@ class Evaluate:
         envs = make_envs(env_id, min(self.num_envs, self.episodes), options)
         try:
             check_fit(model, env_id, space_dims(envs), context_shape(envs))
-            if self.search.imitate == "median" and any(action_leaf(envs.single_action_space).categories):
-                raise ValueError(
-                    f"search.imitate median is for numbers, the actions of {env_id} are categories: leave it at mode"
-                )
+            if any(action_leaf(envs.single_action_space).categories):
+                _refuse_medians(self.search, env_id)
             for path in (out, played, self.trace, self.video):
                 if path is not None:
                     claim(path)
@@ -171,6 +169,15 @@ def objective_of(kind: PlanKind, model: TrajectoryModel, config: PlanConfig) -> 
         raise ValueError("--plan return needs a model with rewards: this run was trained with --tokens.rewards false")
     discount = model.tokens.discount if config.discount is None else config.discount
     return discounted_return(discount, value_includes_reward=model.tokens.value_includes_reward)
+
+
+def _refuse_medians(config: PlanConfig, env_id: str) -> None:
+    """Categories have no order, so nothing is in their middle."""
+    for name, found, else_set in (("imitate", config.imitate, "mode"), ("action_middle", config.action_middle, "null")):
+        if found not in ("mode", None):
+            raise ValueError(
+                f"search.{name} {found} is for numbers, the actions of {env_id} are categories: leave it at {else_set}"
+            )
 
 
 def _default_plan(model: TrajectoryModel) -> PlanKind:

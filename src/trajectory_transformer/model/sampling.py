@@ -14,11 +14,12 @@ Estimate = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Sampler:
-    """How tokens are drawn: the distribution is sharpened by temperature and cut by two filters, then noise decides."""
+    """How tokens are drawn: the distribution is sharpened by temperature and cut by filters, then noise decides."""
 
     temperature: float = 1.0
     top_k: int | None = None  # keep so many most likely tokens
     nucleus: float | None = None  # keep the most likely tokens that hold this share of the mass
+    middle: float | None = None  # keep the tokens around the median that hold this share of the mass
 
     def draw(self, logits: Tensor, noise: Tensor | None) -> Tensor:
         """One token a row by the Gumbel-max trick, without noise the most likely: logits, noise [..., V] -> [...]."""
@@ -29,6 +30,8 @@ class Sampler:
             scaled = keep_top(scaled, self.top_k)
         if self.nucleus is not None and self.nucleus < 1.0:
             scaled = keep_nucleus(scaled, self.nucleus)
+        if self.middle is not None and self.middle < 1.0:
+            scaled = keep_middle(scaled, self.middle)
         return (scaled + noise).argmax(dim=-1)
 
 
@@ -48,6 +51,17 @@ def keep_nucleus(logits: Tensor, mass: float) -> Tensor:
     kept_in_order = ordered.cumsum(dim=-1) > 1.0 - mass
     kept_in_order[..., -1] = True
     kept = torch.zeros_like(kept_in_order).scatter(-1, order, kept_in_order)
+    return logits.masked_fill(~kept, -torch.inf)
+
+
+def keep_middle(logits: Tensor, mass: float) -> Tensor:
+    """Drop the tokens that lie wholly in the first or the last (1 - mass) / 2: logits [..., V] -> the same, -inf.
+
+    Of bins of a number that is what lies far from the median, on whichever side; the median always stays.
+    """
+    probs = logits.softmax(dim=-1)
+    up_to = probs.cumsum(dim=-1)
+    kept = (up_to > (1.0 - mass) / 2) & (up_to - probs < (1.0 + mass) / 2)
     return logits.masked_fill(~kept, -torch.inf)
 
 

@@ -127,6 +127,8 @@ def beam_search(
     envs, width, vocabulary = prompt.shape[0], config.beam_width, values.shape[1] + 1
     crowd = width * config.expansion
     act = Sampler(config.temperature, config.action_top_k, config.action_nucleus)
+    if config.action_middle is not None:
+        act = Sampler(config.temperature, middle=config.action_middle)
     first = Sampler(config.temperature, None, config.opening_nucleus) if opening and config.opening_nucleus else act
     observe = Sampler(config.temperature, config.observation_top_k, config.observation_nucleus)
     judge = Sampler(config.temperature)

@@ -290,6 +290,7 @@ class FusedDecoder(StepwiseDecoder):
             estimate=0 if run.values is None else _estimate_kind(run),
             temperature=sampler.temperature,
             dropped=-1.0 if sampler.nucleus is None or sampler.nucleus >= 1.0 else 1.0 - sampler.nucleus,
+            middle=1.0 if sampler.middle is None else sampler.middle,
             share=run.estimate.share if isinstance(run.estimate, Percentile) else 0.0,
         )
 

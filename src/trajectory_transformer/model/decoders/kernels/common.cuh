@@ -38,6 +38,7 @@ struct Part {
     int num_slots;
     int allow_stop, top_k, estimate; // estimate: 1 mean, 2 sampled, 3 percentile
     float temperature, dropped;      // dropped: 1 - nucleus, negative to keep all
+    float middle;                    // share of the mass around the median, 1 to keep all
     float share;                     // for percentiles
 };
 
@@ -153,6 +154,26 @@ __device__ void filter(const Part& part, float (&own)[SHARE]) {
     for (int i = 0; i < SHARE; ++i) own[i] = prob[i] >= lowest ? own[i] : -INFINITY;
 }
 
+// As `keep_middle` in sampling.py: drops what lies wholly in the first or the last tokens of the mass.
+__device__ void keep_middle(float mass, float (&own)[SHARE]) {
+    const int lane = thread % LANES;
+    const float top = highest_of(own);
+    float prob[SHARE], before[SHARE], total = 0.0f;
+    for (int i = 0; i < SHARE; ++i) {
+        float all = prob[i] = expf(own[i] - top); // of the lanes whose numbers differ in the bits seen so far
+        before[i] = total;
+        for (int bit = 1; bit < LANES; bit *= 2) {
+            const float theirs = from_lane(all, bit);
+            if (lane & bit) before[i] += theirs;
+            all += theirs;
+        }
+        total += all;
+    }
+    const float first = 0.5f * (1.0f - mass) * total, last = 0.5f * (1.0f + mass) * total;
+    for (int i = 0; i < SHARE; ++i)
+        if (before[i] + prob[i] <= first || before[i] >= last) own[i] = -INFINITY;
+}
+
 // What a token of a discretised scalar is worth under the predicted distribution.
 __device__ float estimate(const Part& part, const float* logits, const float* worths, float log_total, int token, int lane) {
     if (part.estimate == 2) return token < VOCABULARY - 1 ? worths[token] : 0.0f;
@@ -214,6 +235,7 @@ __device__ int draw(const Run& run, const float* logits, Noise noise, int env, i
         if (noisy) own[i] /= part.temperature;
     }
     if (noisy) filter(part, own);
+    if (noisy && part.middle < 1.0f) keep_middle(part.middle, own);
     float best = -INFINITY;
     int token = VOCABULARY;
     for (int i = 0; i < SHARE; ++i) {
