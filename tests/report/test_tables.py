@@ -48,11 +48,13 @@ def test_marks_may_name_the_results_they_show_and_links_lead_there(
 ) -> None:
     result(tmp_path / "results/paper/hopper.json", 101.25)
     result(tmp_path / "results/speed/train.json", 7.0)
+    result(tmp_path / "results/speed/plan.json", 9.0)
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text(f"all\n{BEGIN}\n{END}\n")
     (tmp_path / "docs/reproduce.md").write_text(
         f"scores\n<!-- results paper -->\nold\n{END}\nspeed\n<!-- results speed -->\n{END}\n"
     )
+    (tmp_path / "docs/best.md").write_text(f"<!-- results speed/train paper -->\n{END}\n")
     (tmp_path / "docs/other.md").write_text("nothing to fill in")
     monkeypatch.chdir(tmp_path)
     assert main(["report", "results"]) == 0
@@ -63,6 +65,8 @@ def test_marks_may_name_the_results_they_show_and_links_lead_there(
     assert f"| [paper/hopper](../results/paper/hopper.json) {row}" in scores
     assert "[speed/train]" not in scores and "[speed/train](../results/speed/train.json)" in speed
     assert "paper/hopper" not in speed and "old" not in document
+    best = (tmp_path / "docs/best.md").read_text()
+    assert best.index("[speed/train]") < best.index("[paper/hopper]") and "[speed/plan]" not in best
     assert (tmp_path / "docs/other.md").read_text() == "nothing to fill in"
 
     (tmp_path / "docs/reproduce.md").write_text(f"<!-- results none -->\n{END}\n")

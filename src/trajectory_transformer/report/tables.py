@@ -10,7 +10,7 @@ from trajectory_transformer.checkpoint import write_aside
 from trajectory_transformer.results import two_digits
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
-# A mark may name folders of results, and its table then shows those alone: <!-- results training planning -->
+# A mark may name folders of results or single ones, and its table shows those alone: <!-- results race minigrid/v1 -->
 _MARKED = re.compile(r"(<!-- results((?: [\w./-]+)*) -->\n).*?(<!-- /results -->)", re.DOTALL)
 
 # Which metrics of a result are shown, in this order, and how.
@@ -47,11 +47,11 @@ SHOWN = {
 def results_table(folder: Path, *, parts: Sequence[str] = (), seen_from: Path | None = None) -> str:
     """One row for every result file below a folder: what was measured, how it came out, the command behind it.
 
-    `parts` are the subfolders to show, all of them if none is named; links lead there from the folder `seen_from`,
-    that of the results' parent if none is given.
+    `parts` are the subfolders and single results (no suffix) to show, in this order, all there are if none is named;
+    links lead there from the folder `seen_from`, that of the results' parent if none is given.
     """
     rows = ["| what | measured | device | command |", "|---|---|---|---|"]
-    for path in sorted(file for part in parts or ("",) for file in (folder / part).rglob("*.json")):
+    for path in (file for part in parts or ("",) for file in _files(folder, part)):
         result = json.loads(path.read_text())
         metrics = result["metrics"]
         if result["device"].endswith("threads"):
@@ -72,8 +72,8 @@ def write_tables(folder: Path, document: Path) -> None:
     def table(found: re.Match[str]) -> str:
         parts = found[2].split()
         for part in parts:
-            if not (folder / part).is_dir():
-                raise ValueError(f"{document}: it asks for results of {part}, and there is no folder {folder / part}")
+            if not _files(folder, part):
+                raise ValueError(f"{document}: it asks for results of {part}, and there are none in {folder / part}")
         return f"{found[1]}{results_table(folder, parts=parts, seen_from=document.parent)}\n{found[3]}"
 
     write_aside(document, _MARKED.sub(table, text).encode())
@@ -82,6 +82,12 @@ def write_tables(folder: Path, document: Path) -> None:
 def has_marks(document: Path) -> bool:
     """Whether a document has a place for a table."""
     return _MARKED.search(document.read_text()) is not None
+
+
+def _files(folder: Path, part: str) -> list[Path]:
+    """The result files of a subfolder, or the one of that name."""
+    single = folder / f"{part}.json"
+    return [single] if single.is_file() else sorted((folder / part).rglob("*.json"))
 
 
 def _number(metrics: dict[str, float], name: str) -> str:
