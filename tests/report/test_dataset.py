@@ -78,7 +78,7 @@ def test_advice_names_the_first_discount_that_fits_and_is_silent_where_all_is_we
     assert discount_advice(dataset, TokenConfig(discount=0.9, rewards=False)) is None  # nobody plans by them
 
 
-def test_actions_that_were_cut_off_are_noted() -> None:
+def test_actions_that_were_cut_off_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     wide = np.clip(rng.normal(0.0, 1.0, (400, 1)), -1.0, 1.0)  # a third is beyond a limit
     actions = np.concatenate([wide, rng.uniform(-1.0, 1.0, (400, 1)), rng.integers(2, size=(400, 1))], axis=1)
@@ -89,6 +89,11 @@ def test_actions_that_were_cut_off_are_noted() -> None:
     assert notes["action 0"] == f"{share:.0f} % at limits"
     assert notes["action 1"] == notes["action 2"] == ""  # two values are a switch, not cut off
     assert "limits" not in notes["observation 0"]
+    for first, said in ((0, True), (1, False)):
+        episode = Episode(observations, actions[:, first:].astype(np.float32), None, terminated=False)
+        save_npz(Dataset((episode,)), tmp_path / "x.npz")
+        assert main(["data", "show", str(tmp_path / "x.npz"), "--tokens.rewards", "false"]) == 0
+        assert ("--search.action_middle 0.4" in capsys.readouterr().out) == said
 
 
 def test_a_user_reads_it_before_training_and_when_training_starts(

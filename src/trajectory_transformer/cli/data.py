@@ -1,5 +1,6 @@
 """`tt data`: look at a dataset before training on it, and write it in another format."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -15,7 +16,7 @@ from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.data.sources import Columns, is_minari_id, save_dataset
 from trajectory_transformer.data.sources.columns import ColumnNames, read_columns
-from trajectory_transformer.report.dataset import dataset_figure, dimensions, discount_advice
+from trajectory_transformer.report.dataset import Dimension, dataset_figure, dimensions, discount_advice
 
 SOURCES = "A file (.npz, .hdf5, .parquet, .csv) or a Minari id."
 
@@ -77,7 +78,13 @@ class Show:
         for key, value in dataset.metadata.items():
             console.print(f"  {key}: {value}", markup=False)
         tokens = replace(self.tokens, rewards=self.tokens.rewards and dataset.has_rewards)
-        console.print(_table(dataset, tokens))
+        rows = tuple(dimensions(dataset, tokens))
+        console.print(_table(rows, tokens))
+        if any(each.cut_off for each in rows):
+            console.print(
+                "  many actions are at limits; where noise was cut off there, limits are likelier than they are meant: "
+                "try --search.action_middle 0.4 to plan for return, --search.imitate median to imitate"
+            )
         if self.plot is not None:
             self.plot.parent.mkdir(parents=True, exist_ok=True)
             dataset_figure(dataset).savefig(self.plot, dpi=120)
@@ -95,7 +102,7 @@ def _returns(dataset: Dataset) -> str:
     return text
 
 
-def _table(dataset: Dataset, tokens: TokenConfig) -> Table:
+def _table(rows: Iterable[Dimension], tokens: TokenConfig) -> Table:
     """One row a dimension."""
     title = f"as {tokens.discretizer} tokens of {tokens.num_bins} bins"
     title += "; bins: how many of them are used, top: share of the most common one"
@@ -103,7 +110,7 @@ def _table(dataset: Dataset, tokens: TokenConfig) -> Table:
     table = Table(*columns, caption=title, box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for column in table.columns[:-1]:  # a note may take several lines, a number may not be cut
         column.no_wrap = True
-    for each in dimensions(dataset, tokens):
+    for each in rows:
         numbers = [f"{value:.3g}" for value in (each.low, each.mean, each.high)]
         table.add_row(each.name, *numbers, str(each.distinct), str(each.bins), f"{each.top_share:.1%}", each.note)
     return table

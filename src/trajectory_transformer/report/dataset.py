@@ -29,6 +29,7 @@ class Dimension:
     distinct: int
     bins: int  # tokens that occur
     top_share: float  # share of the most common token
+    cut_off: bool  # an action that is often at one of its limits
     note: str  # what may surprise: constant, a copy, categories, cut off
 
 
@@ -47,9 +48,9 @@ def dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[Dimension]:
         content = np.ascontiguousarray(column).tobytes()
         notes = ["constant"] if distinct == 1 else [f"same as {seen[content]}"] if content in seen else []
         notes += [f"{categories[index]} categories"] if categories[index] else []
-        if index in actions and not categories[index] and distinct > 2:
-            cut_off = np.mean((column == column.min()) | (column == column.max()))
-            notes += [f"{100 * cut_off:.0f} % at limits"] if cut_off >= _CUT_OFF else []
+        at_limits = float(np.mean((column == column.min()) | (column == column.max())))
+        cut_off = index in actions and not categories[index] and distinct > 2 and at_limits >= _CUT_OFF
+        notes += [f"{100 * at_limits:.0f} % at limits"] if cut_off else []
         seen.setdefault(content, name)
         yield Dimension(
             name=name,
@@ -59,6 +60,7 @@ def dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[Dimension]:
             distinct=distinct,
             bins=int((counts > 0).sum()),
             top_share=float(counts.max() / counts.sum()),
+            cut_off=cut_off,
             note=", ".join(notes),
         )
 
