@@ -61,7 +61,8 @@ Config = TokenConfig | ModelConfig | TrainConfig | PlanConfig
         (PlanConfig, {"action_top_k": 0}, "search.action_top_k must be at least 1, got 0"),
         (PlanConfig, {"observation_top_k": 0}, "search.observation_top_k must be at least 1, got 0"),
         (PlanConfig, {"action_nucleus": 0.0}, r"search.action_nucleus must lie in \(0, 1\], got 0.0"),
-        (PlanConfig, {"action_middle": 1.2}, r"search.action_middle must lie in \(0, 1\], got 1.2"),
+        (PlanConfig, {"action_middle": 1.2}, r"search.action_middle must lie in \[0.001, 1\], got 1.2"),
+        (PlanConfig, {"action_middle": 1e-9}, r"search.action_middle must lie in \[0.001, 1\], got 1e-09"),
         (PlanConfig, {"opening_nucleus": 1.5}, r"search.opening_nucleus must lie in \(0, 1\], got 1.5"),
         (PlanConfig, {"observation_nucleus": 1.1}, r"search.observation_nucleus must lie in \(0, 1\], got 1.1"),
         # Settings that would otherwise train something other than what was asked for, without a word.

@@ -213,9 +213,12 @@ class PlanConfig:
         for name in ("action_top_k", "observation_top_k"):
             count = getattr(self, name)
             require(count is None or count >= 1, f"search.{name} must be at least 1", count)
-        for name in ("action_nucleus", "action_middle", "opening_nucleus", "observation_nucleus"):
+        for name in ("action_nucleus", "opening_nucleus", "observation_nucleus"):
             share = getattr(self, name)
             require(share is None or 0.0 < share <= 1.0, f"search.{name} must lie in (0, 1]", share)
+        # With less, rounding could leave nothing where the median falls exactly between two bins.
+        middle = self.action_middle
+        require(middle is None or 0.001 <= middle <= 1.0, "search.action_middle must lie in [0.001, 1]", middle)
         require(self.window is None or self.window >= 1, "search.window must be at least 1", self.window)
         require(
             1 <= self.replan_every <= self.horizon,

@@ -1,7 +1,10 @@
-"""Filters and expectations by hand."""
+"""Filters and expectations by hand, and what holds of the middle however a distribution looks."""
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trajectory_transformer.model.sampling import (
     Noise,
@@ -56,6 +59,23 @@ def test_the_middle_drops_what_is_far_from_the_median_on_either_side(mass: float
     filtered = keep_middle(logits, mass)
     assert filtered.isfinite().tolist() == kept
     assert torch.equal(filtered[filtered.isfinite()], logits[torch.tensor(kept)])
+
+
+@given(st.integers(2, 60), st.floats(0.001, 1.0), st.integers(0, 2**32 - 1))
+def test_the_middle_holds_its_share_and_the_median(count: int, mass: float, seed: int) -> None:
+    sharpness = np.random.default_rng(seed).choice([0.0, 1.0, 30.0])  # all alike, as usual, all but one next to nothing
+    logits = torch.randn(count, generator=torch.Generator().manual_seed(seed)) * sharpness
+    probs = logits.softmax(dim=0)
+    kept = keep_middle(logits, mass).isfinite()
+    assert kept.any()
+    inside = torch.nonzero(kept).ravel()
+    assert torch.equal(inside, torch.arange(int(inside[0]), int(inside[-1]) + 1))  # no holes
+    assert float(probs[kept].sum()) >= mass - 1e-4
+    outside = (1.0 - mass) / 2 + 1e-4
+    assert float(probs[: inside[0]].sum()) <= outside and float(probs[inside[-1] + 1 :].sum()) <= outside
+    # No more than is needed: without its first or last token it would hold too little on that side.
+    assert float(probs[: inside[0] + 1].sum()) >= outside - 2e-4
+    assert float(probs[inside[-1] :].sum()) >= outside - 2e-4
 
 
 def test_the_nucleus_is_taken_row_by_row() -> None:
