@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -105,30 +106,20 @@ def test_searches_find_what_the_naive_decoder_finds(
             torch.testing.assert_close(*parts, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("search", [partial(likelihood_search, beam_width=6), median_continuation])
 @pytest.mark.parametrize("kind", ["plain", "goal-rewards"])
-def test_likelihood_search_finds_what_the_naive_decoder_finds(make_fused: MakeDecoder, kind: str) -> None:
+def test_searches_without_an_objective_find_what_the_naive_decoder_finds(
+    make_fused: MakeDecoder, kind: str, search: Callable[..., Plan]
+) -> None:
     layout = LAYOUTS[kind]
     gpt = random_gpt(layout)
     prompt = torch.randint(5, (2, layout.length(1) + 1), generator=torch.Generator().manual_seed(0))
-    plans = [
-        likelihood_search(decoder, prompt, num_tokens=14, beam_width=6, min_tokens=2)
+    naive, fused = (
+        search(decoder, prompt, num_tokens=14, min_tokens=2)
         for decoder in (make_decoder("naive", gpt), make_fused(gpt))
-    ]
-    assert torch.equal(plans[0].tokens, plans[1].tokens)
-    torch.testing.assert_close(plans[0].scores, plans[1].scores, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["plain", "goal-rewards"])
-def test_medians_are_those_of_the_naive_decoder(make_fused: MakeDecoder, kind: str) -> None:
-    layout = LAYOUTS[kind]
-    gpt = random_gpt(layout)
-    prompt = torch.randint(5, (2, layout.length(1) + 1), generator=torch.Generator().manual_seed(0))
-    medians = [
-        median_continuation(decoder, prompt, num_tokens=14, min_tokens=2)
-        for decoder in (make_decoder("naive", gpt), make_fused(gpt))
-    ]
-    assert torch.equal(medians[0].tokens, medians[1].tokens)
-    torch.testing.assert_close(medians[0].scores, medians[1].scores, atol=1e-4, rtol=1e-4)
+    )
+    assert torch.equal(fused.tokens, naive.tokens)
+    torch.testing.assert_close(fused.scores, naive.scores, atol=1e-4, rtol=1e-4)
 
 
 def test_a_decoder_sees_weights_that_change_between_searches(make_fused: MakeDecoder) -> None:

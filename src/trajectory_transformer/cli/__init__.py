@@ -32,7 +32,7 @@ COMMANDS: dict[str, type[Command]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 on success, 2 for input that cannot be used, 130 when stopped by hand."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    group = next((command.split()[0] for command in COMMANDS if " " in command and command.split()[0] in words[:1]), "")
+    group = words[0] if words and any(command.startswith(f"{words[0]} ") for command in COMMANDS) else ""
     asked = words[1:] if group else words
     if not asked or asked[0] in ("-h", "--help"):
         print(_overview(group))

@@ -173,10 +173,13 @@ def objective_of(kind: PlanKind, model: TrajectoryModel, config: PlanConfig) -> 
 
 def _refuse_medians(config: PlanConfig, env_id: str) -> None:
     """Categories have no order, so nothing is in their middle."""
-    for name, found, else_set in (("imitate", config.imitate, "mode"), ("action_middle", config.action_middle, "null")):
-        if found not in ("mode", None):
+    usual = PlanConfig()
+    for name in ("imitate", "action_middle"):
+        found, default = getattr(config, name), getattr(usual, name)
+        if found != default:
             raise ValueError(
-                f"search.{name} {found} is for numbers, the actions of {env_id} are categories: leave it at {else_set}"
+                f"search.{name} {found} is for numbers, the actions of {env_id} are categories: "
+                f"leave it at {default or 'null'}"
             )
 
 
