@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trajectory_transformer.config import ModelConfig, PlanConfig
-from trajectory_transformer.model.decoders import make_decoder
+from trajectory_transformer.config import ModelConfig, SearchConfig
+from trajectory_transformer.gpu.backends import make_decoder
 from trajectory_transformer.model.gpt import GPT
-from trajectory_transformer.model.sampling import Noise
 from trajectory_transformer.results import write_result
 from trajectory_transformer.search.beam import beam_search
 from trajectory_transformer.search.objectives import discounted_return
+from trajectory_transformer.search.sampling import Noise
 from trajectory_transformer.tokens.layout import TokenLayout
 
 HOPPER = TokenLayout(goal_dim=0, observation_dim=11, action_dim=3, rewards=True)
@@ -40,7 +40,7 @@ def make_gpt(window: int, device: torch.device) -> GPT:
     return gpt
 
 
-def planner(gpt: GPT, decoder_name: str, config: PlanConfig, device: torch.device) -> Callable[[], torch.Tensor]:
+def planner(gpt: GPT, decoder_name: str, config: SearchConfig, device: torch.device) -> Callable[[], torch.Tensor]:
     """A function that makes one plan and brings its first action back."""
     generator = torch.Generator().manual_seed(1)
     length = HOPPER.length(config.context) + HOPPER.observation_dim
@@ -73,7 +73,7 @@ def num_planned(horizon: int) -> int:
     return horizon * HOPPER.size - HOPPER.observation_dim
 
 
-def phase_shares(gpt: GPT, config: PlanConfig, device: torch.device) -> dict[str, float]:
+def phase_shares(gpt: GPT, config: SearchConfig, device: torch.device) -> dict[str, float]:
     """Where the time of a cached plan goes, in percent: token steps, reading anew, selections, the rest."""
     spent = {"steps": 0.0, "refill": 0.0, "select": 0.0}
     decoder = make_decoder("cached", gpt, config.window)
@@ -132,7 +132,7 @@ def main() -> None:
     device = torch.device(options.device)
     started = time.perf_counter()
     repeats, naive_repeats = (5, 1) if options.quick else (11, 3)
-    base = PlanConfig(beam_width=32, expansion=2, horizon=5, context=4)
+    base = SearchConfig(beam_width=32, expansion=2, horizon=5, context=4)
     settings = {"": (make_gpt(9, device), base), "_sliding": (make_gpt(10, device), replace(base, window=5))}
     metrics: dict[str, float] = {}
     print(f"{'':>10} {'naive ms':>10} {'cached ms':>10} {'speed-up':>9}   steps  refill  select    rest (% of cached)")

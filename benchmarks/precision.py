@@ -19,14 +19,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trajectory_transformer.config import PRESETS, PlanConfig
+from trajectory_transformer.config import PRESETS, SearchConfig
 from trajectory_transformer.data.episode import Dataset, load_npz
-from trajectory_transformer.model.decoders import FusedDecoder, make_decoder
-from trajectory_transformer.model.sampling import Noise
+from trajectory_transformer.gpu.backends import make_decoder
+from trajectory_transformer.gpu.planning.fused import FusedDecoder
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.results import write_result
 from trajectory_transformer.search.beam import beam_search
 from trajectory_transformer.search.objectives import discounted_return
+from trajectory_transformer.search.sampling import Noise
 from trajectory_transformer.tokens.windows import encode_transitions
 
 TokenArray = npt.NDArray[np.int64]
@@ -47,7 +48,7 @@ def draw_prompts(model: TrajectoryModel, dataset: Dataset, context: int, count: 
     return np.stack([rows[index][start:].ravel()[:length] for index, start in (places[place] for place in chosen)])
 
 
-def first_actions(model: TrajectoryModel, prompts: TokenArray, config: PlanConfig, *, seed: int) -> TokenArray:
+def first_actions(model: TrajectoryModel, prompts: TokenArray, config: SearchConfig, *, seed: int) -> TokenArray:
     """The action tokens that the best plan of each prompt begins with [count, A]."""
     decoder = make_decoder(config.decoder, model.gpt, config.window, precision=config.precision)
     values = torch.from_numpy(model.discretizer.values).float().to(model.device)

@@ -17,15 +17,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trajectory_transformer.config import ModelConfig, PlanConfig, TokenConfig
+from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig
 from trajectory_transformer.data.episode import Dataset, Episode
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.policies import PlanningPolicy, Step
+from trajectory_transformer.planner import PlanningPolicy
 from trajectory_transformer.results import write_result
+from trajectory_transformer.rollout import Step
 from trajectory_transformer.search.objectives import discounted_return
 
 SIZES = {"hopper": (11, 3), "halfcheetah": (17, 6), "ant": (27, 8)}
-BASE = PlanConfig(beam_width=256, horizon=15, context=5, expansion=2)
+BASE = SearchConfig(beam_width=256, horizon=15, context=5, expansion=2)
 
 
 def make_model(task: str, window: int, device: torch.device) -> TrajectoryModel:
@@ -53,7 +54,7 @@ class Loop:
     """An environment of noise under control; remembers how long every action took."""
 
     def __init__(
-        self, model: TrajectoryModel, config: PlanConfig, *, num_envs: int = 1, forgetful: bool = False
+        self, model: TrajectoryModel, config: SearchConfig, *, num_envs: int = 1, forgetful: bool = False
     ) -> None:
         """Control so many systems at once; a forgetful loop begins anew with every step."""
         self._forgetful = forgetful

@@ -15,8 +15,8 @@ from trajectory_transformer import (
     Candidates,
     Controller,
     Objective,
-    PlanConfig,
     PlanningPolicy,
+    SearchConfig,
     TrajectoryModel,
     discounted_return,
 )
@@ -43,7 +43,7 @@ def main() -> None:
     """Compare how abruptly the two planners act."""
     model = TrajectoryModel.load(Path(sys.argv[1]))
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 200
-    config = PlanConfig(beam_width=16, horizon=4)
+    config = SearchConfig(beam_width=16, horizon=4)
     for name, price in (("return alone", 0.0), ("gentle", 1.0)):
         controller = Controller(PlanningPolicy(model, config, gentle_return(model, price)))
         env = gymnasium.make(str(model.metadata["env"]))

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from trajectory_transformer import Controller, PlanConfig, PlanningPolicy, TrajectoryModel
+from trajectory_transformer import Controller, PlanningPolicy, SearchConfig, TrajectoryModel
 from trajectory_transformer.envs.rooms import move
 
 
 def main() -> None:
     """Drive a point through four rooms with nothing but positions."""
     model = TrajectoryModel.load(Path(sys.argv[1]))
-    controller = Controller(PlanningPolicy(model, PlanConfig(beam_width=8, horizon=3, context=0)))
+    controller = Controller(PlanningPolicy(model, SearchConfig(beam_width=8, horizon=3, context=0)))
     position, goal = np.array([0.1, 0.1]), np.array([0.9, 0.9])
     for step in range(100):
         action = controller.act(position, goal=goal)

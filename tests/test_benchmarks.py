@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trajectory_transformer.config import PlanConfig
+from trajectory_transformer.config import SearchConfig
 from trajectory_transformer.data.episode import Dataset, save_npz
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import encode_transitions
@@ -112,7 +112,7 @@ def test_plan_times_on_a_straight_line_are_no_distance_from_it() -> None:
 def test_loops_that_forget_plan_for_the_same_states_whatever_they_did_before() -> None:
     script = runpy.run_path(str(BENCHMARKS / "real_time.py"))
     model = script["make_model"]("hopper", 3, torch.device("cpu"))
-    config = PlanConfig(beam_width=2, horizon=1, context=1)
+    config = SearchConfig(beam_width=2, horizon=1, context=1)
     loops = [script["Loop"](model, config, num_envs=2, forgetful=True) for _ in range(2)]
     for loop in loops:
         median, tail = script["measure"](loop, 3)

@@ -8,14 +8,14 @@ import pytest
 from trajectory_transformer.config import (
     PRESETS,
     ModelConfig,
-    PlanConfig,
     Preset,
     PresetName,
+    SearchConfig,
     TokenConfig,
     TrainConfig,
 )
 
-Config = TokenConfig | ModelConfig | TrainConfig | PlanConfig
+Config = TokenConfig | ModelConfig | TrainConfig | SearchConfig
 
 
 @pytest.mark.parametrize(
@@ -48,23 +48,23 @@ Config = TokenConfig | ModelConfig | TrainConfig | PlanConfig
         (TrainConfig, {"learning_rate": float("nan")}, "train.learning_rate must be above 0, got nan"),
         (TrainConfig, {"grad_clip": 0.0}, "train.grad_clip must be above 0, got 0.0"),
         (TrainConfig, {"seed": -1}, "train.seed must not be negative, got -1"),
-        (PlanConfig, {"beam_width": 0}, "search.beam_width must be at least 1, got 0"),
-        (PlanConfig, {"horizon": 0, "replan_every": 0}, "search.horizon must be at least 1, got 0"),
-        (PlanConfig, {"context": -1}, "search.context must not be negative, got -1"),
-        (PlanConfig, {"window": 0}, "search.window must be at least 1, got 0"),
-        (PlanConfig, {"horizon": 3, "replan_every": 4}, "between 1 and the horizon of 3, got 4"),
-        (PlanConfig, {"replan_every": 0}, "search.replan_every must lie between 1 and the horizon of 5, got 0"),
-        (PlanConfig, {"expansion": 0}, "search.expansion must be at least 1, got 0"),
-        (PlanConfig, {"temperature": 0.0}, "search.temperature must be above 0, got 0.0"),
-        (PlanConfig, {"percentile": 1.0}, r"search.percentile must lie in \(0, 1\), got 1.0"),
-        (PlanConfig, {"discount": 1.5}, r"search.discount must lie in \[0, 1\], got 1.5"),
-        (PlanConfig, {"action_top_k": 0}, "search.action_top_k must be at least 1, got 0"),
-        (PlanConfig, {"observation_top_k": 0}, "search.observation_top_k must be at least 1, got 0"),
-        (PlanConfig, {"action_nucleus": 0.0}, r"search.action_nucleus must lie in \(0, 1\], got 0.0"),
-        (PlanConfig, {"action_middle": 1.2}, r"search.action_middle must lie in \[0.001, 1\], got 1.2"),
-        (PlanConfig, {"action_middle": 1e-9}, r"search.action_middle must lie in \[0.001, 1\], got 1e-09"),
-        (PlanConfig, {"opening_nucleus": 1.5}, r"search.opening_nucleus must lie in \(0, 1\], got 1.5"),
-        (PlanConfig, {"observation_nucleus": 1.1}, r"search.observation_nucleus must lie in \(0, 1\], got 1.1"),
+        (SearchConfig, {"beam_width": 0}, "search.beam_width must be at least 1, got 0"),
+        (SearchConfig, {"horizon": 0, "replan_every": 0}, "search.horizon must be at least 1, got 0"),
+        (SearchConfig, {"context": -1}, "search.context must not be negative, got -1"),
+        (SearchConfig, {"window": 0}, "search.window must be at least 1, got 0"),
+        (SearchConfig, {"horizon": 3, "replan_every": 4}, "between 1 and the horizon of 3, got 4"),
+        (SearchConfig, {"replan_every": 0}, "search.replan_every must lie between 1 and the horizon of 5, got 0"),
+        (SearchConfig, {"expansion": 0}, "search.expansion must be at least 1, got 0"),
+        (SearchConfig, {"temperature": 0.0}, "search.temperature must be above 0, got 0.0"),
+        (SearchConfig, {"percentile": 1.0}, r"search.percentile must lie in \(0, 1\), got 1.0"),
+        (SearchConfig, {"discount": 1.5}, r"search.discount must lie in \[0, 1\], got 1.5"),
+        (SearchConfig, {"action_top_k": 0}, "search.action_top_k must be at least 1, got 0"),
+        (SearchConfig, {"observation_top_k": 0}, "search.observation_top_k must be at least 1, got 0"),
+        (SearchConfig, {"action_nucleus": 0.0}, r"search.action_nucleus must lie in \(0, 1\], got 0.0"),
+        (SearchConfig, {"action_middle": 1.2}, r"search.action_middle must lie in \[0.001, 1\], got 1.2"),
+        (SearchConfig, {"action_middle": 1e-9}, r"search.action_middle must lie in \[0.001, 1\], got 1e-09"),
+        (SearchConfig, {"opening_nucleus": 1.5}, r"search.opening_nucleus must lie in \(0, 1\], got 1.5"),
+        (SearchConfig, {"observation_nucleus": 1.1}, r"search.observation_nucleus must lie in \(0, 1\], got 1.1"),
         # Settings that would otherwise train something other than what was asked for, without a word.
         (TokenConfig, {"num_bins": 40_000}, "tokens.num_bins .*, got 40000"),  # a token has two bytes
         (TokenConfig, {"termination_penalty": float("nan")}, "tokens.termination_penalty .*, got nan"),
@@ -84,7 +84,7 @@ def test_a_bad_value_is_refused_with_the_rule_and_the_fact(
         kind(**settings)
 
 
-@pytest.mark.parametrize("kind", [TokenConfig, ModelConfig, TrainConfig, PlanConfig])
+@pytest.mark.parametrize("kind", [TokenConfig, ModelConfig, TrainConfig, SearchConfig])
 def test_defaults_are_valid_and_frozen(kind: type[Config]) -> None:
     config = kind()
     assert replace(config) == config

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from trajectory_transformer.cli import demo, main
-from trajectory_transformer.config import ModelConfig, PlanConfig, TokenConfig, TrainConfig
+from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.episode import Dataset, Episode, load_npz
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.policies import Controller, PlanningPolicy
+from trajectory_transformer.planner import Controller, PlanningPolicy
 from trajectory_transformer.search.beam import Objective
 from trajectory_transformer.search.objectives import discounted_return
 from trajectory_transformer.tokens.windows import tokenize
@@ -66,7 +66,7 @@ def test_goals_are_reached_on_maps_only_by_those_who_read_them(tmp_path: Path) -
     policies = ["--policy", '["expert share=0.9", "random"]', "--episodes", "600", "--workers", "1"]
     assert main(["collect", *env, *policies, "--out", str(data)]) == 0
     tokens = ["--tokens.num_bins", "9", "--tokens.goal_dims", "[0,1]", "--tokens.rewards", "false"]
-    model = ["--model.window", "2", "--model.num_layers", "2", "--model.width", "64", "--model.context_channels", "8"]
+    model = ["--model.window", "2", "--model.num_layers", "2", "--model.width", "64", "--model.map_channels", "8"]
     train = [
         "--model.dropout",
         "0",
@@ -87,15 +87,15 @@ def test_goals_are_reached_on_maps_only_by_those_who_read_them(tmp_path: Path) -
     assert result["training"]["metrics"]["steps"] == 300
     for episode in load_npz(out.with_suffix(".npz")):
         cells = episode.observations[:, :2].astype(int)
-        assert episode.context is not None
-        assert not episode.context[0, cells[:, 1], cells[:, 0]].any(), "nobody walks through walls"
+        assert episode.map is not None
+        assert not episode.map[0, cells[:, 1], cells[:, 0]].any(), "nobody walks through walls"
         assert (np.abs(np.diff(cells, axis=0)).sum(axis=1) <= 1).all()
 
 
 def test_the_minigrid_demo_writes_all_it_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     task = demo.TASKS["minigrid"]
-    sizes = replace(task.model, width=32, num_heads=2, num_layers=1, context_channels=4)
+    sizes = replace(task.model, width=32, num_heads=2, num_layers=1, map_channels=4)
     small = replace(task, model=sizes, train=replace(task.train, batch_size=8))
     monkeypatch.setitem(demo.TASKS, "minigrid", small)
     assert main(["demo", "--task", "minigrid", "--demonstrations", "20", "--steps", "3", "--goals", "3"]) == 0
@@ -119,7 +119,7 @@ def runs_and_walks(num_runs: int, num_walks: int, *, recorded: int) -> Dataset:
     return Dataset(tuple(episode(*kind) for kind in kinds), {}, (2,))
 
 
-def first_action(dataset: Dataset, tokens: TokenConfig, search: PlanConfig, objective: Objective | None) -> float:
+def first_action(dataset: Dataset, tokens: TokenConfig, search: SearchConfig, objective: Objective | None) -> float:
     """What a small model, trained for a moment, plans to do at the start."""
     sizes = ModelConfig(window=2, num_layers=1, width=32, dropout=0.0)
     model = TrajectoryModel.create(dataset, tokens, sizes, seed=0)
@@ -139,7 +139,7 @@ def test_plans_follow_what_the_discount_sees(
     discount: float, truncated: Literal["stop", "continue"], recorded: int, action: float
 ) -> None:
     tokens = TokenConfig(num_bins=20, discount=discount, truncated=truncated)
-    search = PlanConfig(beam_width=8, horizon=2, context=0, action_nucleus=None)
+    search = SearchConfig(beam_width=8, horizon=2, context=0, action_nucleus=None)
     assert (
         first_action(runs_and_walks(20, 20, recorded=recorded), tokens, search, discounted_return(discount)) == action
     )
@@ -148,7 +148,7 @@ def test_plans_follow_what_the_discount_sees(
 @pytest.mark.parametrize(("opening", "action"), [(None, 0.0), (0.5, 0.0), (1.0, 1.0)])
 def test_a_wide_opening_finds_who_is_rare_but_better(opening: float | None, action: float) -> None:
     tokens = TokenConfig(num_bins=20, discount=0.98)
-    search = PlanConfig(beam_width=32, horizon=2, context=1, action_nucleus=0.4, opening_nucleus=opening)
+    search = SearchConfig(beam_width=32, horizon=2, context=1, action_nucleus=0.4, opening_nucleus=opening)
     assert first_action(runs_and_walks(40, 8, recorded=100), tokens, search, discounted_return(0.98)) == action
 
 
@@ -164,7 +164,7 @@ def test_medians_imitate_what_is_meant_where_motors_have_limits() -> None:
     tokens = TokenConfig(num_bins=20, rewards=False)
     mode, median = (
         first_action(cut_off(), tokens, search, None)
-        for search in (PlanConfig(beam_width=4, horizon=2), PlanConfig(imitate="median"))
+        for search in (SearchConfig(beam_width=4, horizon=2), SearchConfig(imitate="median"))
     )
     assert mode == 1.0
     assert median == pytest.approx(0.7, abs=0.1)
@@ -173,7 +173,7 @@ def test_medians_imitate_what_is_meant_where_motors_have_limits() -> None:
 def test_the_middle_of_the_mass_is_what_is_meant_where_motors_have_limits() -> None:
     likely, middle = (
         first_action(cut_off(rewarded=True), TokenConfig(num_bins=20), search, discounted_return(0.99))
-        for search in (PlanConfig(beam_width=4, action_nucleus=0.2), PlanConfig(beam_width=4, action_middle=0.2))
+        for search in (SearchConfig(beam_width=4, action_nucleus=0.2), SearchConfig(beam_width=4, action_middle=0.2))
     )
     assert likely == 1.0
     assert middle == pytest.approx(0.7, abs=0.2)

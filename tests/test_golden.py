@@ -18,11 +18,11 @@ from torch.nn import functional
 
 from trajectory_transformer.config import PRESETS, TokenConfig
 from trajectory_transformer.data.episode import Dataset, Episode
+from trajectory_transformer.gpu.backends import DECODERS, make_decoder
 from trajectory_transformer.model.authors import gpt_from_authors
-from trajectory_transformer.model.decoders import DECODERS, make_decoder
 from trajectory_transformer.model.gpt import GPT
-from trajectory_transformer.model.sampling import expected_value, keep_nucleus
 from trajectory_transformer.search.beam import likelihood_search
+from trajectory_transformer.search.sampling import expected_value, keep_nucleus
 from trajectory_transformer.tokens.discretizer import Discretizer
 from trajectory_transformer.tokens.layout import TokenLayout
 from trajectory_transformer.tokens.windows import (

@@ -8,9 +8,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
+from trajectory_transformer.actors import RandomPolicy
 from trajectory_transformer.data.episode import FloatArray
-from trajectory_transformer.policies import RandomPolicy, Step
-from trajectory_transformer.rollout import make_envs, rollout, space_dims
+from trajectory_transformer.rollout import Step, make_envs, rollout, space_dims
 
 
 class Counter(gymnasium.Env[FloatArray, FloatArray]):

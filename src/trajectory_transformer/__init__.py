@@ -1,12 +1,12 @@
 """Turn recorded trajectories into a controller: the Trajectory Transformer."""
 
-from trajectory_transformer.config import PRESETS, ModelConfig, PlanConfig, TokenConfig, TrainConfig
+from trajectory_transformer.config import PRESETS, ModelConfig, SearchConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
-from trajectory_transformer.model.decoders import Candidates
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.policies import Controller, PlanningPolicy, Policy, Step
-from trajectory_transformer.rollout import make_envs, rollout
+from trajectory_transformer.planner import Controller, PlanningPolicy
+from trajectory_transformer.rollout import Policy, Step, make_envs, rollout
 from trajectory_transformer.search.beam import Objective, Plan, beam_search, likelihood_search, median_continuation
+from trajectory_transformer.search.decoder import Candidates
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
 from trajectory_transformer.search.predict import predict
 
@@ -19,9 +19,9 @@ __all__ = [
     "ModelConfig",
     "Objective",
     "Plan",
-    "PlanConfig",
     "PlanningPolicy",
     "Policy",
+    "SearchConfig",
     "Step",
     "TokenConfig",
     "TrainConfig",

@@ -21,9 +21,10 @@ from safetensors import SafetensorError, safe_open
 
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import FloatArray
-from trajectory_transformer.data.spaces import Leaf
+from trajectory_transformer.data.spaces import Leaf, action_leaf
 from trajectory_transformer.envs import FOUR_ROOMS_ID, FOUR_ROOMS_RACE_ID, is_minigrid
 from trajectory_transformer.envs.four_rooms import Demonstrator
+from trajectory_transformer.rollout import Step
 
 Script = Callable[[FloatArray, FloatArray, np.random.Generator], npt.NDArray[Any]]
 
@@ -310,3 +311,38 @@ def _stable_baselines(path: Path, deterministic: bool) -> Script:
         return np.asarray(model.predict(observation, deterministic=certain)[0])
 
     return act
+
+
+class RandomPolicy:
+    """Samples the action space uniformly, categories as their numbers."""
+
+    def __init__(self, space: spaces.Space[Any], rng: np.random.Generator) -> None:
+        """Sample a bounded box, or categories."""
+        if isinstance(space, spaces.Box) and not space.is_bounded():
+            raise ValueError(f"a random policy needs a bounded action space, got {space}")
+        self._leaf = action_leaf(space)
+        self._rng = rng
+
+    def act(self, step: Step) -> FloatArray:
+        """Uniform actions [E, A]."""
+        shape = (len(step.observations), self._leaf.dim)
+        if isinstance(self._leaf.space, spaces.Box):
+            low, high = self._leaf.space.low.ravel(), self._leaf.space.high.ravel()
+            return self._rng.uniform(low, high, shape).astype(np.float32)
+        return self._rng.integers(0, np.array(self._leaf.categories), shape).astype(np.float32)
+
+
+class ScriptedPolicy:
+    """Asks a function for the action of each environment."""
+
+    def __init__(
+        self, script: Callable[[FloatArray, FloatArray, np.random.Generator], FloatArray], rng: np.random.Generator
+    ) -> None:
+        """Act by `script(observation [O], goal [G], rng) -> action [A]`."""
+        self._script = script
+        self._rng = rng
+
+    def act(self, step: Step) -> FloatArray:
+        """Actions [E, A]."""
+        pairs = zip(step.observations, step.goals, strict=True)
+        return np.stack([self._script(observation, goal, self._rng) for observation, goal in pairs])

@@ -25,10 +25,9 @@ import numpy as np
 import torch
 from gymnasium.vector import SyncVectorEnv
 
-from trajectory_transformer.actors import ActorSpec, Script, make_script
+from trajectory_transformer.actors import ActorSpec, Script, ScriptedPolicy, make_script
 from trajectory_transformer.data.episode import Episode
 from trajectory_transformer.data.spaces import action_leaf, flatten, split_goal
-from trajectory_transformer.policies import ScriptedPolicy
 from trajectory_transformer.rollout import make_envs, rollout, space_dims
 
 # Starts are drawn from the upper half of the seeds, clear of the small ones that evaluations use.
@@ -225,4 +224,4 @@ def cut(episode: Episode, steps: int) -> Episode:
     """The first steps of an episode: the recording ended it, not the task."""
     rewards = None if episode.rewards is None else episode.rewards[:steps]
     observations, actions = episode.observations[: steps + 1], episode.actions[:steps]
-    return Episode(observations, actions, rewards, False, episode.goal, context=episode.context)
+    return Episode(observations, actions, rewards, False, episode.goal, map=episode.map)

@@ -81,12 +81,12 @@ class ModelConfig:
     """Size of each token's hidden state."""
     dropout: float = 0.1
     """Share of activations dropped in training, in embeddings, attention and residual branches."""
-    context_channels: int = 32
+    map_channels: int = 32
     """Channels of the encoder that reads each episode's context (a map), where the data has one; 0: it is not read."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that cannot be built."""
-        require(self.context_channels >= 0, "model.context_channels must not be negative", self.context_channels)
+        require(self.map_channels >= 0, "model.map_channels must not be negative", self.map_channels)
         for name in ("window", "num_layers", "num_heads", "width"):
             require(getattr(self, name) >= 1, f"model.{name} must be at least 1", getattr(self, name))
         require(
@@ -155,7 +155,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanConfig:
+class SearchConfig:
     """One search, and how often it is repeated."""
 
     beam_width: int = 32
@@ -234,7 +234,7 @@ class Preset:
     tokens: TokenConfig = field(default_factory=TokenConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    plan: PlanConfig = field(default_factory=PlanConfig)
+    plan: SearchConfig = field(default_factory=SearchConfig)
 
 
 PresetName = Literal[
@@ -256,7 +256,7 @@ _REFERENCE = Preset(
         loss_mask="input",
     ),
     train=TrainConfig(epochs=50, epoch_size=1_000_000),
-    plan=PlanConfig(beam_width=128, horizon=15, context=4, window=5),
+    plan=SearchConfig(beam_width=128, horizon=15, context=4, window=5),
 )
 
 PRESETS: dict[PresetName, Preset] = {
@@ -272,7 +272,7 @@ PRESETS: dict[PresetName, Preset] = {
             weight_decay=0.0,
             action_weight=1.0,
         ),
-        plan=PlanConfig(beam_width=256, horizon=15, context=5, action_top_k=20, action_nucleus=None),
+        plan=SearchConfig(beam_width=256, horizon=15, context=5, action_top_k=20, action_nucleus=None),
     ),
     "reference": _REFERENCE,
     # The tasks whose search the authors' code sets apart.

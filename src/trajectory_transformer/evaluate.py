@@ -58,10 +58,8 @@ def latency_metrics(plan_seconds: Sequence[float]) -> dict[str, float]:
     return {"plan_ms_p50": float(p50), "plan_ms_p90": float(p90), "plan_ms_p99": float(p99)}
 
 
-def check_fit(
-    model: TrajectoryModel, env_id: str, dims: tuple[int, int, int], context_shape: tuple[int, ...] = ()
-) -> None:
-    """Refuse an environment whose observation, goal, action and context sizes are not the model's."""
+def check_fit(model: TrajectoryModel, env_id: str, dims: tuple[int, int, int], map_shape: tuple[int, ...] = ()) -> None:
+    """Refuse an environment whose observation, goal, action and map sizes are not the model's."""
     layout = model.layout
     wanted = (layout.observation_dim, layout.goal_dim, layout.action_dim)
     if (dims[0], dims[2]) != (wanted[0], wanted[2]) or dims[1] < wanted[1]:
@@ -69,9 +67,9 @@ def check_fit(
             f"environment {env_id!r} does not fit the model: it has {dims[0]} observation, {dims[1]} goal and "
             f"{dims[2]} action dimensions, the model was trained on {wanted[0]}, {wanted[1]} and {wanted[2]}"
         )
-    if layout.context_shape and context_shape != layout.context_shape:
+    if layout.map_shape and map_shape != layout.map_shape:
         raise ValueError(
             f"environment {env_id!r} does not fit the model: it shows "
-            f"{f'a context (a map) of shape {context_shape}' if context_shape else 'no context (a map)'}, "
-            f"the model was trained on {layout.context_shape}"
+            f"{f'a map of shape {map_shape}' if map_shape else 'no map'}, "
+            f"the model was trained on {layout.map_shape}"
         )

@@ -1,25 +1,47 @@
 """The one environment loop: vectorised, seeded, used by evaluation and collection alike."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import Env
 from gymnasium.error import Error as GymnasiumError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from trajectory_transformer.data.episode import ContextArray, Episode, FloatArray
+from trajectory_transformer.data.episode import Episode, FloatArray, MapArray
 from trajectory_transformer.data.spaces import (
     action_leaf,
-    context_leaf,
-    contexts_of,
     env_actions,
     flatten,
+    map_leaf,
+    maps_of,
     split_goal,
     total_dim,
 )
 from trajectory_transformer.envs import make_env
-from trajectory_transformer.policies import Policy, Step
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What E environments show a policy before it acts."""
+
+    observations: FloatArray  # [E, O]
+    rewards: FloatArray  # [E], of the last action; 0 at the start of an episode
+    first: BoolArray  # [E], true at the start of an episode
+    goals: FloatArray  # [E, G]; G = 0 where the task has no goals
+    active: BoolArray  # [E], false where nobody waits for an action any more
+    maps: MapArray | None = None  # [E, C, H, W], what holds for each one's whole episode, such as a map
+
+
+class Policy(Protocol):
+    """Acts in E environments at once. There is no reset: `first` marks the episodes that start."""
+
+    def act(self, step: Step) -> FloatArray:
+        """Actions [E, A]; those of inactive environments are not used."""
 
 
 def make_envs(env_id: str, num_envs: int, options: Mapping[str, Any] | None = None) -> SyncVectorEnv:
@@ -41,9 +63,9 @@ def space_dims(envs: VectorEnv[Any, Any, Any]) -> tuple[int, int, int]:
     return total_dim(observation), total_dim(goal), action_leaf(envs.single_action_space).dim
 
 
-def context_shape(envs: VectorEnv[Any, Any, Any]) -> tuple[int, ...]:
+def map_shape(envs: VectorEnv[Any, Any, Any]) -> tuple[int, ...]:
     """Channels, height and width of what an environment shows for a whole episode; () for nothing."""
-    part = context_leaf(envs.single_observation_space)
+    part = map_leaf(envs.single_observation_space)
     return () if part is None else tuple(part.space.shape or ())
 
 
@@ -63,7 +85,7 @@ def rollout(
         raise ValueError("rollout resets environments itself: make them with autoreset_mode=AutoresetMode.DISABLED")
     num_envs = envs.num_envs
     observation_parts, goal_parts = split_goal(envs.single_observation_space)
-    context_part = context_leaf(envs.single_observation_space)
+    map_part = map_leaf(envs.single_observation_space)
     action_part = action_leaf(envs.single_action_space)
     episodes: dict[int, Episode] = {}
     running = np.full(num_envs, -1)  # episode played in each environment, -1 for none
@@ -72,7 +94,7 @@ def rollout(
     rewards = np.zeros(num_envs, dtype=np.float32)
     records: list[_Record] = [_Record() for _ in range(num_envs)]
     observations, goals = np.empty(0, dtype=np.float32), np.empty(0, dtype=np.float32)
-    contexts: ContextArray | None = None
+    maps: MapArray | None = None
 
     while len(episodes) < num_episodes:
         if over.any():
@@ -85,12 +107,12 @@ def rollout(
             observation, _ = envs.reset(seed=seeds, options={"reset_mask": over.copy()})  # type: ignore[arg-type]
             observations = flatten(observation, observation_parts, num_envs)
             goals = flatten(observation, goal_parts, num_envs)
-            if context_part is not None:
-                contexts = contexts_of(observation, context_part, num_envs)
+            if map_part is not None:
+                maps = maps_of(observation, map_part, num_envs)
             for env in np.flatnonzero(over).tolist():
-                context = None if contexts is None else contexts[env].copy()
-                records[env] = _Record([observations[env].copy()], goals[env].copy(), context)
-        step = Step(observations, np.where(over, 0, rewards).astype(np.float32), over, goals, running >= 0, contexts)
+                map = None if maps is None else maps[env].copy()
+                records[env] = _Record([observations[env].copy()], goals[env].copy(), map)
+        step = Step(observations, np.where(over, 0, rewards).astype(np.float32), over, goals, running >= 0, maps)
         actions = policy.act(step)
         observation, reward, terminated, truncated, infos = envs.step(env_actions(actions, action_part))
         observations = flatten(observation, observation_parts, num_envs)
@@ -114,11 +136,11 @@ class _Record:
         self,
         observations: list[FloatArray] | None = None,
         goal: FloatArray | None = None,
-        context: ContextArray | None = None,
+        map: MapArray | None = None,
     ) -> None:
         self.observations = observations or []
         self.goal = goal
-        self.context = context
+        self.map = map
         self.actions: list[FloatArray] = []
         self.rewards: list[np.float32] = []
 
@@ -131,7 +153,7 @@ class _Record:
         goal = self.goal if self.goal is not None and self.goal.size else None
         rewards = np.array(self.rewards, dtype=np.float32)
         observations, actions = np.stack(self.observations), np.stack(self.actions)
-        return Episode(observations, actions, rewards, terminated, goal, outcome, self.context)
+        return Episode(observations, actions, rewards, terminated, goal, outcome, self.map)
 
 
 def _outcome(infos: Mapping[str, Any], env: int) -> dict[str, float]:

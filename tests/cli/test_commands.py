@@ -372,10 +372,10 @@ def test_maps_are_shown_and_needed_where_they_were_learned(
     assert tt("collect", *env, *small, "--policy", "expert", "--episodes", 6, "--out", "maps.npz")[0] == 0
     code, text = tt("data", "show", "maps.npz")
     assert code == 0
-    assert "context of an episode: uint8 (2, 9, 9), 6 different" in text
+    assert "map of an episode: uint8 (2, 9, 9), 6 different" in text
     assert "9 categories" in text
     tokens = ["--tokens.num_bins", 9, "--tokens.goal_dims", "[0,1]", "--tokens.rewards", "false"]
-    sizes = ["--model.window", 2, "--model.num_layers", 1, "--model.width", 16, "--model.context_channels", 2]
+    sizes = ["--model.window", 2, "--model.num_layers", 1, "--model.width", 16, "--model.map_channels", 2]
     train = ["--train.steps", 2, "--train.batch_size", 4, "--train.augment", "grid", "--device", "cpu"]
     assert tt("train", "maps.npz", "--out", "run", *tokens, *sizes, *train)[0] == 0
     assert tt("train", "maps.npz", "--shards", "tokens", "--out", "mapped", *tokens, *sizes, *train)[0] == 0
@@ -389,7 +389,7 @@ def test_maps_are_shown_and_needed_where_they_were_learned(
         refused(message, "evaluate", "run", f"--search.{setting}", value, "--out", "m.json")
     assert result["training"]["command"].startswith("tt train maps.npz --out run --tokens.num_bins 9")
     refused(
-        r"does not fit the model: it shows a context \(a map\) of shape \(2, 25, 25\)",
+        r"does not fit the model: it shows a map of shape \(2, 25, 25\)",
         "evaluate",
         "run",
         "--env",
@@ -399,5 +399,5 @@ def test_maps_are_shown_and_needed_where_they_were_learned(
         *search,
     )
     refused("policy expert knows only MiniGrid's environments", "collect", "--env", "CartPole-v1", "--policy", "expert")
-    refused("only .npz files hold the contexts", "data", "convert", "maps.npz", "--out", "maps.hdf5")
+    refused("only .npz files hold the maps", "data", "convert", "maps.npz", "--out", "maps.hdf5")
     refused("train.augment grid needs a goal of x and y", "train", "maps.npz", "--out", "bad", *train)

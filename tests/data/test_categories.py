@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trajectory_transformer.config import ModelConfig, PlanConfig, TokenConfig
+from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig
 from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
 from trajectory_transformer.data.sources import load_dataset, save_dataset
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.policies import PlanningPolicy
+from trajectory_transformer.planner import PlanningPolicy
 from trajectory_transformer.rollout import make_envs, rollout
 from trajectory_transformer.tokens.windows import fit_discretizer
 
@@ -55,7 +55,7 @@ def test_a_loaded_model_plans_exact_categories_in_a_discrete_environment(cart_po
     loaded = TrajectoryModel.load(tmp_path)
     action = loaded.layout.action
     np.testing.assert_array_equal(loaded.discretizer.decode(np.array([[0], [1]]), action), [[0.0], [1.0]])
-    policy = PlanningPolicy(loaded, PlanConfig(beam_width=2, horizon=1))
+    policy = PlanningPolicy(loaded, SearchConfig(beam_width=2, horizon=1))
     episodes = rollout(make_envs("CartPole-v1", 2), policy, num_episodes=2, seed=0)
     assert {value for episode in episodes for value in episode.actions.ravel().tolist()} <= {0.0, 1.0}
 
@@ -98,7 +98,7 @@ def test_maps_go_to_our_own_files_only(
     walks: Dataset, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    mapped = Dataset((replace(walks.episodes[0], context=np.zeros((1, 2, 2), np.uint8)),))
-    with pytest.raises(ValueError, match=f"{name}: only .npz files hold the contexts"):
+    mapped = Dataset((replace(walks.episodes[0], map=np.zeros((1, 2, 2), np.uint8)),))
+    with pytest.raises(ValueError, match=f"{name}: only .npz files hold the maps"):
         save_dataset(mapped, name)
     assert list(tmp_path.iterdir()) == []

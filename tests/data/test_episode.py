@@ -294,35 +294,35 @@ def test_the_file_holds_plain_arrays_and_json(tmp_path: Path) -> None:
 
 
 def test_contexts_survive_the_file_as_they_are(tmp_path: Path) -> None:
-    maps = np.arange(24, dtype=np.uint8).reshape(2, 1, 4, 3)
-    for contexts in (maps, maps.astype(np.float32) / 7):
-        episodes = tuple(replace(episode(), context=each) for each in contexts)
-        path = tmp_path / f"{contexts.dtype}.npz"
+    whole = np.arange(24, dtype=np.uint8).reshape(2, 1, 4, 3)
+    for maps in (whole, whole.astype(np.float32) / 7):
+        episodes = tuple(replace(episode(), map=each) for each in maps)
+        path = tmp_path / f"{maps.dtype}.npz"
         save_npz(Dataset(episodes, observation_categories=(0, 8)), path)
         loaded = load_npz(path)
-        assert loaded.context_shape == (1, 4, 3)
+        assert loaded.map_shape == (1, 4, 3)
         assert loaded.observation_categories == (0, 8)
-        for each, expected in zip(loaded, contexts, strict=True):
-            assert each.context is not None and each.context.dtype == contexts.dtype
-            np.testing.assert_array_equal(each.context, expected)
+        for each, expected in zip(loaded, maps, strict=True):
+            assert each.map is not None and each.map.dtype == maps.dtype
+            np.testing.assert_array_equal(each.map, expected)
 
 
 @pytest.mark.parametrize(
-    ("context", "message"),
+    ("map", "message"),
     [
         (np.zeros((3, 4), np.uint8), r"\[channels, height, width\], got uint8 of shape \(3, 4\)"),
-        (np.zeros((1, 3, 4), np.int64), r"a context must be uint8 or float32 numbers .*, got int64 of shape"),
-        (np.full((1, 1, 2), np.nan, np.float32), r"context must be finite, got nan at \[0, 0, 0\]"),
+        (np.zeros((1, 3, 4), np.int64), r"a map must be uint8 or float32 numbers .*, got int64 of shape"),
+        (np.full((1, 1, 2), np.nan, np.float32), r"map must be finite, got nan at \[0, 0, 0\]"),
     ],
 )
-def test_contexts_that_are_no_images_are_refused(context: npt.NDArray[Any], message: str) -> None:
+def test_contexts_that_are_no_images_are_refused(map: npt.NDArray[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        replace(episode(), context=context)
+        replace(episode(), map=map)
 
 
 def test_episodes_of_a_dataset_have_contexts_of_one_shape() -> None:
-    with_map = replace(episode(), context=np.zeros((1, 2, 2), np.uint8))
-    with pytest.raises(ValueError, match=r"episode 1: every episode must have .*a context of shape \(1, 2, 2\)"):
+    with_map = replace(episode(), map=np.zeros((1, 2, 2), np.uint8))
+    with pytest.raises(ValueError, match=r"episode 1: every episode must have .*a map of shape \(1, 2, 2\)"):
         Dataset((with_map, episode()))
 
 

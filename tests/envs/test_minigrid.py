@@ -11,7 +11,7 @@ from trajectory_transformer.actors import parse_actor
 from trajectory_transformer.collect import Job, _play, episode_stream
 from trajectory_transformer.envs import MULTI_ROOM_ID, make_env
 from trajectory_transformer.envs.minigrid import DOOR, WALL, GoalOnMap
-from trajectory_transformer.rollout import context_shape, make_envs, space_dims
+from trajectory_transformer.rollout import make_envs, map_shape, space_dims
 
 AHEAD = [(1, 0), (0, 1), (-1, 0), (0, -1)]
 LEFT, RIGHT, FORWARD, TOGGLE = 0, 1, 2, 5
@@ -61,7 +61,7 @@ def test_states_goal_and_map_are_those_of_the_environment() -> None:
     assert env.observation_space.contains(seen)
     assert seen["observation"].tolist() == [*grid.agent_pos, grid.agent_dir]
     assert info["success"] is False
-    walls, doors = seen["context"][WALL], seen["context"][DOOR]
+    walls, doors = seen["map"][WALL], seen["map"][DOOR]
     for x in range(25):
         for y in range(25):
             cell = grid.grid.get(x, y)
@@ -73,13 +73,13 @@ def test_states_goal_and_map_are_those_of_the_environment() -> None:
 def test_the_map_shows_neither_agent_nor_goal_nor_open_doors() -> None:
     env = make()
     seen, _ = env.reset(seed=4)
-    first = seen["context"].copy()
+    first = seen["map"].copy()
     (x, y), (agent_x, agent_y, _) = seen["desired_goal"], seen["observation"]
     assert not first[:, y, x].any() and not first[:, agent_y, agent_x].any()
     ended = False
     while not ended:
         seen, _, ended, _, info = env.step(env.expert_action())
-        np.testing.assert_array_equal(seen["context"], first)
+        np.testing.assert_array_equal(seen["map"], first)
     assert info["success"] is True
     assert sum(grid_of(env).grid.get(x, y).is_open for y, x in np.argwhere(first[DOOR])) == 5  # type: ignore[union-attr]
 
@@ -87,8 +87,8 @@ def test_the_map_shows_neither_agent_nor_goal_nor_open_doors() -> None:
 def test_sizes_are_known_before_an_episode_starts() -> None:
     envs = make_envs(MULTI_ROOM_ID, 2)
     assert space_dims(envs) == (3, 2, 1)
-    assert context_shape(envs) == (2, 25, 25)
-    assert context_shape(make_envs("tt/FourRooms-v0", 1)) == ()
+    assert map_shape(envs) == (2, 25, 25)
+    assert map_shape(make_envs("tt/FourRooms-v0", 1)) == ()
     envs.close()
 
 
@@ -99,7 +99,7 @@ def test_sizes_are_known_before_an_episode_starts() -> None:
 def test_rooms_and_step_limit_are_the_environments_own(env_id: str, doors: int, limit: int) -> None:
     env = make(env_id)
     seen, _ = env.reset(seed=0)
-    assert seen["context"][DOOR].sum() == doors
+    assert seen["map"][DOOR].sum() == doors
     for step in range(1, limit + 1):
         _, _, terminated, truncated, info = env.step(LEFT)
         assert not terminated and truncated == (step == limit)
@@ -139,8 +139,8 @@ def test_collected_episodes_carry_their_map_and_follow_the_expert() -> None:
     env = make()
     for episode, seed in zip(batch.episodes, batch.seeds, strict=True):
         seen, _ = env.reset(seed=seed)
-        assert episode.context is not None and episode.goal is not None
-        np.testing.assert_array_equal(episode.context, seen["context"])
+        assert episode.map is not None and episode.goal is not None
+        np.testing.assert_array_equal(episode.map, seen["map"])
         np.testing.assert_array_equal(episode.goal, seen["desired_goal"])
         for action, observation in zip(episode.actions[:, 0], episode.observations[1:], strict=True):
             assert int(action) == env.expert_action()
@@ -155,12 +155,12 @@ HELD_OUT = range(1_000_000, 1_000_500)  # what `tt evaluate --episodes 500` rese
 def training_maps(actor: str, count: int) -> set[bytes]:
     """Maps of the episodes that `tt collect --seed 0` plays with a policy, as values."""
     env, job = make(), Job(MULTI_ROOM_ID, parse_actor(actor), seed=0)
-    return {env.reset(seed=episode_stream(job, index)[0])[0]["context"].tobytes() for index in range(count)}
+    return {env.reset(seed=episode_stream(job, index)[0])[0]["map"].tobytes() for index in range(count)}
 
 
 def overlap(counts: dict[str, int]) -> tuple[int, int]:
     env = make()
-    held_out = {env.reset(seed=seed)[0]["context"].tobytes() for seed in HELD_OUT}
+    held_out = {env.reset(seed=seed)[0]["map"].tobytes() for seed in HELD_OUT}
     shown = set[bytes]().union(*(training_maps(actor, count) for actor, count in counts.items()))
     return len(held_out & shown), len(shown)
 

@@ -10,10 +10,11 @@ from hypothesis import assume, given
 from torch import Tensor
 
 from trajectory_transformer.config import ModelConfig
-from trajectory_transformer.model.decoders import DECODERS, Candidates, Run, make_decoder
+from trajectory_transformer.gpu.backends import DECODERS, make_decoder
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.search.beam import Plan, likelihood_search, median_continuation
+from trajectory_transformer.search.decoder import Candidates, Run
 from trajectory_transformer.tokens.layout import TokenLayout
 
 
@@ -27,7 +28,7 @@ class TableDecoder:
         self.last = torch.empty(0, 0, dtype=torch.long)
         self.max_candidates = 0
 
-    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int, context: Tensor | None = None) -> None:
+    def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int, map_embedding: Tensor | None = None) -> None:
         """Start after a prompt [E, L]."""
         del max_new
         self.candidates = Candidates.start(prompt)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trajectory_transformer.model.decoders import Candidates
+from trajectory_transformer.search.decoder import Candidates
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
 
 CANDIDATES = Candidates(

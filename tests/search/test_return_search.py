@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from trajectory_transformer.config import ModelConfig, PlanConfig
-from trajectory_transformer.model.decoders import make_decoder
-from trajectory_transformer.model.decoders.stepwise import StepwiseDecoder
+from trajectory_transformer.config import ModelConfig, SearchConfig
+from trajectory_transformer.gpu.backends import make_decoder
 from trajectory_transformer.model.gpt import GPT
-from trajectory_transformer.model.sampling import Noise
 from trajectory_transformer.search.beam import Plan, beam_search
+from trajectory_transformer.search.decoder import StepwiseDecoder
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
+from trajectory_transformer.search.sampling import Noise
 from trajectory_transformer.tokens.layout import TokenLayout
 
 CPU = torch.device("cpu")
@@ -65,7 +65,7 @@ class ToyTask(StepwiseDecoder):
 
 
 def plan(decoder: StepwiseDecoder, start: int, *, width: int, horizon: int, discount: float = 0.5) -> Plan:
-    config = PlanConfig(beam_width=width, expansion=8, horizon=horizon, action_nucleus=None)
+    config = SearchConfig(beam_width=width, expansion=8, horizon=horizon, action_nucleus=None)
     return beam_search(
         decoder,
         torch.tensor([[start]]),
@@ -190,7 +190,7 @@ def test_naive_and_cached_return_the_same_tokens(name: str, window: int, horizon
         past = seed % window
         prompt = torch.randint(8, (8, layout.length(past) + layout.observation_dim), generator=rng)
         values = torch.randn(layout.size, 7, generator=rng)
-        config = PlanConfig(beam_width=5, expansion=2, horizon=horizon, observation_top_k=None, temperature=0.8)
+        config = SearchConfig(beam_width=5, expansion=2, horizon=horizon, observation_top_k=None, temperature=0.8)
         plans = [
             beam_search(
                 make_decoder(decoder, gpt),
@@ -215,7 +215,7 @@ def test_a_plan_does_not_depend_on_its_neighbours() -> None:
 
     def search(rows: list[int]) -> Tensor:
         noise = Noise(torch.tensor([50 + row for row in rows]))
-        config = PlanConfig(beam_width=4, horizon=4)
+        config = SearchConfig(beam_width=4, horizon=4)
         decoder = make_decoder("cached", gpt)
         return beam_search(
             decoder, prompts[rows], discounted_return(0.9), layout=layout, values=values, config=config, noise=noise

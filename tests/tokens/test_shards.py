@@ -176,17 +176,17 @@ def test_streams_that_cannot_be_written_are_refused_and_leave_no_folder(tiny_dat
 
 def test_shards_hold_the_maps_of_episodes(tiny_dataset: Dataset, tmp_path: Path) -> None:
     maps = np.random.default_rng(0).integers(2, size=(len(tiny_dataset), 2, 3, 4)).astype(np.uint8)
-    dataset = Dataset(tuple(replace(episode, context=each) for episode, each in zip(tiny_dataset, maps, strict=True)))
+    dataset = Dataset(tuple(replace(episode, map=each) for episode, each in zip(tiny_dataset, maps, strict=True)))
     build_shards(tmp_path / "shards", lambda: dataset, CONFIG)
     shards = open_shards(tmp_path / "shards")
-    assert shards.layout.context_shape == (2, 3, 4)
+    assert shards.layout.map_shape == (2, 3, 4)
     index = torch.arange(shards.data.num_windows)
     mapped = gather_windows(shards.data, index, 4, shards.layout, CONFIG)
     resident = gather_windows(
         tokenize(dataset, shards.discretizer, shards.layout, CONFIG), index, 4, shards.layout, CONFIG
     )
-    assert mapped.contexts is not None and resident.contexts is not None
-    assert torch.equal(mapped.contexts, resident.contexts)
+    assert mapped.maps is not None and resident.maps is not None
+    assert torch.equal(mapped.maps, resident.maps)
     mixed = (dataset.episodes[0], tiny_dataset.episodes[1])
-    with pytest.raises(ValueError, match=r"episode 1: every episode must have a context of shape \(2, 3, 4\)"):
+    with pytest.raises(ValueError, match=r"episode 1: every episode must have a map of shape \(2, 3, 4\)"):
         build_shards(tmp_path / "mixed", lambda: mixed, CONFIG)

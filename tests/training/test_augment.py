@@ -54,10 +54,10 @@ def replay(walls: np.ndarray, doors: np.ndarray, start: list[int], actions: list
         yield [x, y, facing]
 
 
-def follows_its_own_map(tokens: torch.Tensor, context: torch.Tensor, stop: int) -> bool:
+def follows_its_own_map(tokens: torch.Tensor, map: torch.Tensor, stop: int) -> bool:
     """Whether the states of a window [L] follow from its actions on its map, and end at its goal."""
     rows = [row for row in tokens[2:].view(-1, 4).tolist() if row[0] != stop]
-    walls, doors = context.numpy()
+    walls, doors = map.numpy()
     states = [row[:3] for row in rows]
     actions = [row[3] for row in rows[:-1]]
     return list(replay(walls, doors, states[0], actions)) == states[1:] and states[-1][:2] == tokens[:2].tolist()
@@ -65,35 +65,35 @@ def follows_its_own_map(tokens: torch.Tensor, context: torch.Tensor, stop: int) 
 
 def test_recorded_windows_follow_their_maps(dataset: Dataset) -> None:
     batch = whole_episodes(make_model(dataset), dataset)
-    assert batch.contexts is not None
-    for tokens, context in zip(batch.tokens, batch.contexts, strict=True):
-        assert follows_its_own_map(tokens, context, SIZE)
+    assert batch.maps is not None
+    for tokens, map in zip(batch.tokens, batch.maps, strict=True):
+        assert follows_its_own_map(tokens, map, SIZE)
 
 
 def test_windows_seen_another_way_follow_the_maps_seen_that_way(dataset: Dataset) -> None:
     model = make_model(dataset)
     batch = whole_episodes(model, dataset)
-    assert batch.contexts is not None
+    assert batch.maps is not None
     augment = grid_augment(model)
     seen = set()
     for seed in range(20):
         uniform = torch.rand(len(batch.tokens), 4, generator=torch.Generator().manual_seed(seed))
         other = augment(batch, uniform)
-        assert other.contexts is not None
+        assert other.maps is not None
         assert torch.equal(other.real, batch.real)
         assert torch.equal(other.tokens == SIZE, batch.tokens == SIZE), "stop tokens stay"
-        assert torch.equal(other.contexts.sum(dim=(2, 3)), batch.contexts.sum(dim=(2, 3))), "nothing is lost"
-        for tokens, context in zip(other.tokens, other.contexts, strict=True):
-            assert follows_its_own_map(tokens, context, SIZE)
-        seen.add(other.contexts[0].numpy().tobytes())
+        assert torch.equal(other.maps.sum(dim=(2, 3)), batch.maps.sum(dim=(2, 3))), "nothing is lost"
+        for tokens, map in zip(other.tokens, other.maps, strict=True):
+            assert follows_its_own_map(tokens, map, SIZE)
+        seen.add(other.maps[0].numpy().tobytes())
     assert len(seen) > 15, "the same map looks different nearly every time"
 
 
 def test_a_window_may_stay_as_it_is(dataset: Dataset) -> None:
     model = make_model(dataset)
     batch = whole_episodes(model, dataset)
-    assert batch.contexts is not None
-    filled = (batch.contexts > 0).any(dim=1)
+    assert batch.maps is not None
+    filled = (batch.maps > 0).any(dim=1)
     corners = []
     for axis in (1, 2):  # of columns, then of rows
         line = filled.any(dim=axis)
@@ -101,9 +101,9 @@ def test_a_window_may_stay_as_it_is(dataset: Dataset) -> None:
         corners.append((first + 0.5) / (first + SIZE - last))  # the shift that was recorded
     uniform = torch.stack([torch.zeros(len(filled)), torch.ones(len(filled)), *corners], dim=1)
     same = grid_augment(model)(batch, uniform)
-    assert same.contexts is not None
+    assert same.maps is not None
     assert torch.equal(same.tokens, batch.tokens)
-    assert torch.equal(same.contexts, batch.contexts)
+    assert torch.equal(same.maps, batch.maps)
 
 
 def test_batches_are_a_function_of_seed_and_step(dataset: Dataset) -> None:

@@ -70,10 +70,10 @@ class Show:
                 console.print(f"  {advice}")
         else:
             console.print("  no rewards were recorded: train with --tokens.rewards false")
-        if dataset.context_shape:
-            contexts = [episode.context for episode in dataset if episode.context is not None]
-            distinct = len({context.tobytes() for context in contexts})
-            console.print(f"  context of an episode: {contexts[0].dtype} {dataset.context_shape}, {distinct} different")
+        if dataset.map_shape:
+            maps = [episode.map for episode in dataset if episode.map is not None]
+            distinct = len({map.tobytes() for map in maps})
+            console.print(f"  map of an episode: {maps[0].dtype} {dataset.map_shape}, {distinct} different")
         console.print("  no NaNs: every value is a finite number")
         for key, value in dataset.metadata.items():
             console.print(f"  {key}: {value}", markup=False)

@@ -9,7 +9,7 @@ from trajectory_transformer.cli.collect import Collect
 from trajectory_transformer.cli.console import claim, console
 from trajectory_transformer.cli.evaluate import Evaluate
 from trajectory_transformer.cli.train import METRICS, Train
-from trajectory_transformer.config import ModelConfig, PlanConfig, TokenConfig, TrainConfig
+from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig, TrainConfig
 from trajectory_transformer.envs import FOUR_ROOMS_ID, MULTI_ROOM_ID
 from trajectory_transformer.report.page import write_report
 from trajectory_transformer.report.plots import loss_figure, routes_figure
@@ -30,7 +30,7 @@ class Task:
     tokens: TokenConfig
     model: ModelConfig
     train: TrainConfig
-    search: PlanConfig
+    search: SearchConfig
 
 
 TASKS: dict[TaskName, Task] = {
@@ -43,7 +43,7 @@ TASKS: dict[TaskName, Task] = {
         tokens=TokenConfig(num_bins=50, discretizer="uniform", goal_dims=(0, 1), rewards=False),
         model=ModelConfig(window=3, num_layers=2, width=64, dropout=0.0),
         train=TrainConfig(steps=3000, batch_size=128, learning_rate=2e-3),
-        search=PlanConfig(beam_width=8, horizon=3, context=0),
+        search=SearchConfig(beam_width=8, horizon=3, context=0),
     ),
     # Every episode has a map of its own, so there is more to learn: minutes on a GPU, more than a day without.
     "minigrid": Task(
@@ -56,7 +56,7 @@ TASKS: dict[TaskName, Task] = {
         tokens=TokenConfig(num_bins=25, goal_dims=(0, 1), rewards=False),
         model=ModelConfig(window=6, num_heads=8, width=256, dropout=0.0),
         train=TrainConfig(steps=16_000, batch_size=1024, learning_rate=1e-3, warmup_steps=500, augment="grid"),
-        search=PlanConfig(beam_width=4, horizon=3, context=3),
+        search=SearchConfig(beam_width=4, horizon=3, context=3),
     ),
 }
 

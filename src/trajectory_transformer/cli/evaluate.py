@@ -11,17 +11,17 @@ from typing import Any, ClassVar, Literal
 
 from trajectory_transformer.cli.console import claim, console, device_of, metrics_table, progress_bar
 from trajectory_transformer.cli.train import TRAINING
-from trajectory_transformer.config import PlanConfig, PresetName, require
+from trajectory_transformer.config import PresetName, SearchConfig, require
 from trajectory_transformer.data.episode import Dataset, Episode, save_npz
 from trajectory_transformer.data.scores import references_of
 from trajectory_transformer.data.spaces import action_leaf
 from trajectory_transformer.evaluate import check_fit, episode_metrics, latency_metrics
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.policies import PlanningPolicy, PlanTrace
+from trajectory_transformer.planner import PlanningPolicy, PlanTrace
 from trajectory_transformer.report.traces import save_traces
 from trajectory_transformer.report.video import record_video, video_writer
 from trajectory_transformer.results import write_result
-from trajectory_transformer.rollout import context_shape, make_envs, rollout, space_dims
+from trajectory_transformer.rollout import make_envs, map_shape, rollout, space_dims
 from trajectory_transformer.search.beam import Objective
 from trajectory_transformer.search.objectives import discounted_return
 
@@ -58,7 +58,7 @@ class Evaluate:
     """Set of defaults for the search; flags override it."""
     device: str = "auto"
     """auto, cpu or cuda."""
-    search: PlanConfig = field(default_factory=PlanConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
 
     def execute(self) -> list[Episode]:
         """Play and write the result; the episodes go beside it."""
@@ -89,7 +89,7 @@ class Evaluate:
         started = time.perf_counter()
         envs = make_envs(env_id, min(self.num_envs, self.episodes), options)
         try:
-            check_fit(model, env_id, space_dims(envs), context_shape(envs))
+            check_fit(model, env_id, space_dims(envs), map_shape(envs))
             if any(action_leaf(envs.single_action_space).categories):
                 _refuse_medians(self.search, env_id)
             for path in (out, played, self.trace, self.video):
@@ -146,7 +146,7 @@ class Evaluate:
         words = f"tt evaluate {self.run} --env {env_id}"
         words += f" --env_options {shlex.quote(json.dumps(options))}" if options else ""
         words += f" --plan {kind} --episodes {self.episodes} --seed {self.seed}"
-        changed = [(key, value) for key, value in asdict(self.search).items() if value != getattr(PlanConfig(), key)]
+        changed = [(key, value) for key, value in asdict(self.search).items() if value != getattr(SearchConfig(), key)]
         return words + "".join(f" --search.{key} {'null' if value is None else value}" for key, value in changed)
 
 
@@ -159,7 +159,7 @@ def _training(run: Path) -> dict[str, object]:
     return {"training": {name: known[name] for name in ("command", "commit", "device", "seconds", "metrics")}}
 
 
-def objective_of(kind: PlanKind, model: TrajectoryModel, config: PlanConfig) -> Objective | None:
+def objective_of(kind: PlanKind, model: TrajectoryModel, config: SearchConfig) -> Objective | None:
     """What candidates are ranked by; None for the most likely continuation."""
     if kind == "goal" and not model.layout.goal_dim:
         raise ValueError("--plan goal needs a model with a goal: train with --tokens.goal_dims")
@@ -171,9 +171,9 @@ def objective_of(kind: PlanKind, model: TrajectoryModel, config: PlanConfig) -> 
     return discounted_return(discount, value_includes_reward=model.tokens.value_includes_reward)
 
 
-def _refuse_medians(config: PlanConfig, env_id: str) -> None:
+def _refuse_medians(config: SearchConfig, env_id: str) -> None:
     """Categories have no order, so nothing is in their middle."""
-    usual = PlanConfig()
+    usual = SearchConfig()
     for name in ("imitate", "action_middle"):
         found, default = getattr(config, name), getattr(usual, name)
         if found != default:

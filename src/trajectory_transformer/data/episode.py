@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
-ContextArray = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+MapArray = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 Metadata = Mapping[str, str | int | float | bool | None]
 
 FORMAT = 1
@@ -28,7 +28,7 @@ class Episode:
     terminated: bool  # the task ended it; a time limit leaves this False
     goal: FloatArray | None = None  # [G], what the recorded agent was asked to reach
     outcome: Mapping[str, float] = field(default_factory=dict)  # what the environment said at the end: success, ...
-    context: ContextArray | None = None  # [C, H, W], an image-like array that holds for the whole episode: a map
+    map: MapArray | None = None  # [C, H, W], an image-like array that holds for the whole episode: a map
 
     def __post_init__(self) -> None:
         """Check shapes and values."""
@@ -49,12 +49,12 @@ class Episode:
             raise ValueError(
                 f"an episode of {steps} actions needs rewards of shape ({steps},), got {self.rewards.shape}"
             )
-        if self.context is not None and (self.context.ndim != 3 or self.context.dtype not in (np.uint8, np.float32)):
+        if self.map is not None and (self.map.ndim != 3 or self.map.dtype not in (np.uint8, np.float32)):
             raise ValueError(
-                "a context must be uint8 or float32 numbers [channels, height, width], "
-                f"got {self.context.dtype} of shape {self.context.shape}"
+                "a map must be uint8 or float32 numbers [channels, height, width], "
+                f"got {self.map.dtype} of shape {self.map.shape}"
             )
-        for name in ("observations", "actions", "rewards", "goal", "context"):
+        for name in ("observations", "actions", "rewards", "goal", "map"):
             values = getattr(self, name)
             if values is not None and not np.isfinite(values).all():
                 place = ", ".join(str(index) for index in np.argwhere(~np.isfinite(values))[0])
@@ -129,10 +129,10 @@ class Dataset:
         return int(self.episodes[0].actions.shape[1])
 
     @property
-    def context_shape(self) -> tuple[int, ...]:
-        """Channels, height and width of every episode's context; () where there is none."""
-        context = self.episodes[0].context
-        return () if context is None else context.shape
+    def map_shape(self) -> tuple[int, ...]:
+        """Channels, height and width of every episode's map; () where there is none."""
+        map = self.episodes[0].map
+        return () if map is None else map.shape
 
     @property
     def has_rewards(self) -> bool:
@@ -145,8 +145,8 @@ def _kind(episode: Episode) -> str:
     rewards = "no rewards" if episode.rewards is None else "rewards"
     goal = "no goal" if episode.goal is None else f"a goal of {episode.goal.size} dimensions"
     dims = f"{episode.observations.shape[1]} observation and {episode.actions.shape[1]} action dimensions"
-    context = "" if episode.context is None else f", a context of shape {episode.context.shape}"
-    return f"{dims}{context}, {rewards} and {goal}"
+    map = "" if episode.map is None else f", a map of shape {episode.map.shape}"
+    return f"{dims}{map}, {rewards} and {goal}"
 
 
 def _check_categories(index: int, what: str, rows: FloatArray, categories: Sequence[int]) -> None:
@@ -193,13 +193,13 @@ def save_npz(dataset: Dataset, path: Path) -> None:
     }
     rewards = [episode.rewards for episode in episodes if episode.rewards is not None]
     goals = [episode.goal for episode in episodes if episode.goal is not None]
-    contexts = [episode.context for episode in episodes if episode.context is not None]
+    maps = [episode.map for episode in episodes if episode.map is not None]
     if rewards:
         arrays["rewards"] = np.concatenate(rewards)
     if goals:
         arrays["goals"] = np.stack(goals)
-    if contexts:
-        arrays["contexts"] = np.stack(contexts)
+    if maps:
+        arrays["maps"] = np.stack(maps)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(path.name + ".partial")
     with aside.open("wb") as file:
@@ -212,7 +212,8 @@ def load_npz(path: Path) -> Dataset:
     try:
         # Opened here: np.load leaves a file open that turns out to be no whole archive.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+            # Files written before version 0.1 called maps contexts.
+            arrays = {"maps" if name == "contexts" else name: file[name] for name in file.files}
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: not a readable .npz dataset ({error})") from error
     missing = [name for name in ("format", "lengths", "terminated", "observations", "actions") if name not in arrays]
@@ -232,7 +233,7 @@ def load_npz(path: Path) -> Dataset:
         raise ValueError(f"{path}: outcomes and metadata must be JSON ({error})") from error
     rows = {name: len(array) if array.ndim else 0 for name, array in arrays.items()} | {"outcomes": len(outcomes)}
     needed = {"observations": num_actions + num_episodes, "actions": num_actions, "rewards": num_actions}
-    needed |= dict.fromkeys(("terminated", "goals", "contexts", "outcomes"), num_episodes)
+    needed |= dict.fromkeys(("terminated", "goals", "maps", "outcomes"), num_episodes)
     for name in needed.keys() & rows.keys():
         if rows[name] != needed[name]:
             raise ValueError(
@@ -252,7 +253,7 @@ def load_npz(path: Path) -> Dataset:
                     terminated=bool(arrays["terminated"][index]),
                     goal=arrays["goals"][index].astype(np.float32) if "goals" in arrays else None,
                     outcome=outcomes[index],
-                    context=arrays["contexts"][index] if "contexts" in arrays else None,
+                    map=arrays["maps"][index] if "maps" in arrays else None,
                 )
             episodes.append(episode)
         except ValueError as error:

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from trajectory_transformer.data.episode import ContextArray, FloatArray
+from trajectory_transformer.data.episode import FloatArray, MapArray
 
 Space = spaces.Space[Any]
 Path = tuple[str | int, ...]
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-GOAL, ACHIEVED, CONTEXT = "desired_goal", "achieved_goal", "context"
+GOAL, ACHIEVED, MAP = "desired_goal", "achieved_goal", "map"
 
 
 @dataclass(frozen=True)
@@ -68,21 +68,21 @@ def leaves(space: Space, what: str, path: Path = ()) -> list[Leaf]:
     return [Leaf(path, space)]
 
 
-def context_leaf(space: Space) -> Leaf | None:
-    """The array that holds for a whole episode: an image `context` beside `observation` in a dictionary."""
-    if not isinstance(space, spaces.Dict) or not {CONTEXT, "observation"} <= set(space):
+def map_leaf(space: Space) -> Leaf | None:
+    """The array that holds for a whole episode: an image `map` beside `observation` in a dictionary."""
+    if not isinstance(space, spaces.Dict) or not {MAP, "observation"} <= set(space):
         return None
-    context = space[CONTEXT]
-    return Leaf((CONTEXT,), context) if isinstance(context, spaces.Box) and len(context.shape) == 3 else None
+    map = space[MAP]
+    return Leaf((MAP,), map) if isinstance(map, spaces.Box) and len(map.shape) == 3 else None
 
 
 def split_goal(space: Space) -> tuple[list[Leaf], list[Leaf]]:
-    """Arrays of the observation and of the goal; what holds for a whole episode (`context_leaf`) is in neither.
+    """Arrays of the observation and of the goal; what holds for a whole episode (`map_leaf`) is in neither.
 
     In a dictionary, `desired_goal` is the goal and the rest the observation. `achieved_goal` belongs to it, except
     where it has the very space of `observation`: then it repeats it and is left out.
     """
-    aside = context_leaf(space)
+    aside = map_leaf(space)
     every = [leaf for leaf in leaves(space, "observations") if aside is None or leaf.path != aside.path]
     if not isinstance(space, spaces.Dict) or not {GOAL, "observation"} <= set(space):
         return every, []
@@ -112,8 +112,8 @@ def flatten(values: object, parts: Sequence[Leaf], count: int) -> FloatArray:
     return rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
 
 
-def contexts_of(values: object, leaf: Leaf, count: int) -> ContextArray:
-    """The contexts in `count` batched values of a space, small whole numbers as bytes: -> [count, C, H, W]."""
+def maps_of(values: object, leaf: Leaf, count: int) -> MapArray:
+    """The maps in `count` batched values of a space, small whole numbers as bytes: -> [count, C, H, W]."""
     array = _at(values, leaf.path).reshape(count, *(leaf.space.shape or ()))
     return array.astype(np.uint8) if leaf.space.dtype == np.uint8 else array.astype(np.float32)
 

@@ -49,7 +49,7 @@ class GoalOnMap(gymnasium.Wrapper[Observation, int, Any, int]):
             {
                 "observation": spaces.MultiDiscrete([*cells, 4]),
                 "desired_goal": spaces.MultiDiscrete(cells),
-                "context": spaces.Box(0, 1, (2, grid.height, grid.width), np.uint8),
+                "map": spaces.Box(0, 1, (2, grid.height, grid.width), np.uint8),
             }
         )
         self._goal = np.zeros(2, np.int64)
@@ -102,7 +102,7 @@ class GoalOnMap(gymnasium.Wrapper[Observation, int, Any, int]):
         return int(x), int(y), int(self._grid.agent_dir)
 
     def _view(self) -> Observation:
-        return {"observation": np.array(self._state()), "desired_goal": self._goal, "context": self._map}
+        return {"observation": np.array(self._state()), "desired_goal": self._goal, "map": self._map}
 
 
 def read_map(grid: MiniGridEnv) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:

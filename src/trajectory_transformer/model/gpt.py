@@ -11,10 +11,10 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trajectory_transformer.config import ModelConfig
-from trajectory_transformer.model.attention import attend_many, attend_one
 from trajectory_transformer.model.block import Block, Linear, apply_linear
-from trajectory_transformer.model.cache import KVCache
-from trajectory_transformer.model.context import ContextEncoder
+from trajectory_transformer.model.map_encoder import MapEncoder
+from trajectory_transformer.search.attention import attend_many, attend_one
+from trajectory_transformer.search.cache import KVCache
 from trajectory_transformer.tokens.layout import TokenLayout
 
 
@@ -51,11 +51,7 @@ class GPT(nn.Module):
         bound = math.sqrt(3.0 / config.width)
         nn.init.uniform_(self.heads, -bound, bound)
         # Built last: models without one get the random weights that they always got.
-        self.context_encoder = (
-            ContextEncoder(layout.context_shape, config.context_channels, config.width)
-            if layout.context_shape
-            else None
-        )
+        self.map_encoder = MapEncoder(layout.map_shape, config.map_channels, config.width) if layout.map_shape else None
 
         goal_slots = torch.arange(layout.goal_dim)
         slots = layout.goal_dim + torch.arange(layout.size).repeat(config.window)
@@ -67,35 +63,42 @@ class GPT(nn.Module):
         mask = (positions[:, None] >= positions[None, :]) & readable[None, :]
         self.register_buffer("mask", mask, persistent=False)
 
-    def encode_context(self, contexts: Tensor | None) -> Tensor | None:
-        """What is added to every token of an episode: contexts [B, C, H, W] -> [B, width]; None for models without."""
-        if self.context_encoder is None:
+    def encode_map(self, maps: Tensor | None) -> Tensor | None:
+        """What is added to every token of an episode: maps [B, C, H, W] -> [B, width]; None for models without."""
+        if self.map_encoder is None:
             return None
-        assert contexts is not None, "the model reads a context"
-        encoded: Tensor = self.context_encoder(contexts)
+        assert maps is not None, "the model reads a map_embedding"
+        encoded: Tensor = self.map_encoder(maps)
         return encoded
 
-    def forward(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, map_embedding: Tensor | None = None) -> Tensor:
         """Logits of every token after the goal's first: tokens [B, L] -> [B, L - max(G - 1, 0), V + 1].
 
-        The last of them predicts the token that would follow. Without a goal, the first predicts token 1. `context`
-        [B, width] is what `encode_context` made of each episode's.
+        The last of them predicts the token that would follow. Without a goal, the first predicts token 1. `map_embedding`
+        [B, width] is what `encode_map` made of each episode's.
         """
-        x = self._embed(tokens, 0, context)
+        x = self._embed(tokens, 0, map_embedding)
         mask = self._mask(tokens.shape[1])
         for block in self.blocks:
             x = block(x, mask)
         return self._all_logits(x)
 
     def read(
-        self, tokens: Tensor, context: Tensor | None = None, linear: Linear = apply_linear, *, multiple_of: int = 1
+        self,
+        tokens: Tensor,
+        map_embedding: Tensor | None = None,
+        linear: Linear = apply_linear,
+        *,
+        multiple_of: int = 1,
     ) -> tuple[Tensor, Tensor]:
         """Keys and values, of one pass over tokens [B, L], that later tokens may read: two of [layers, B, H, C, d].
 
         Columns behind the last are filled up to a multiple with copies of it.
         """
         # Nothing attends to a value: without them plain causality says it all.
-        x = self._embed(tokens, 0, context)[:, _readable_rows(self.layout, tokens.shape[1], multiple_of, tokens.device)]
+        x = self._embed(tokens, 0, map_embedding)[
+            :, _readable_rows(self.layout, tokens.shape[1], multiple_of, tokens.device)
+        ]
         keys, values = [], []
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, Block)
@@ -115,14 +118,14 @@ class GPT(nn.Module):
         start: int,
         cache: KVCache,
         linear: Linear = apply_linear,
-        context: Tensor | None = None,
+        map_embedding: Tensor | None = None,
     ) -> Tensor:
         """Read S more tokens of every candidate from position `start`: tokens [E, K, S] -> logits [E, K, V + 1].
 
-        `context` [E, width] is shared by the candidates of an environment.
+        `map_embedding` [E, width] is shared by the candidates of an environment.
         """
         num_new = tokens.shape[2]
-        x = self._embed(tokens, start, None if context is None else context[:, None])  # [E, K, S, width]
+        x = self._embed(tokens, start, None if map_embedding is None else map_embedding[:, None])  # [E, K, S, width]
         readable = self.readable(start, start + num_new)
         # Of the new columns, a token sees those up to its own; all older ones are in its past.
         mask = None if num_new == 1 else self.mask[start : start + num_new, start : start + num_new][:, readable]
@@ -153,14 +156,14 @@ class GPT(nn.Module):
         levels: Sequence[Level],
         cache: KVCache,
         linear: Linear,
-        context: Tensor | None = None,
+        map_embedding: Tensor | None = None,
     ) -> Tensor:
         """Read prompts [E, L] and all that branches from them, everything once, into a cache.
 
-        The cache then holds the last level's rows as candidates; returns the logits after them [E, U, V + 1]. `context`
+        The cache then holds the last level's rows as candidates; returns the logits after them [E, U, V + 1]. `map_embedding`
         [E, width] is shared by all rows of an environment.
         """
-        context = None if context is None else context[:, None]
+        map_embedding = None if map_embedding is None else map_embedding[:, None]
         levels = [Level(prompt[:, None], prompt.new_zeros(len(prompt), 1)), *levels]
         parts, columns, masks = [], [], []
         end = 0
@@ -170,7 +173,7 @@ class GPT(nn.Module):
             kept = readable = self.readable(start, end)
             if level is levels[-1] and end - start - 1 not in readable:
                 kept = [*readable, end - start - 1]
-            parts.append(self._embed(level.tokens, start, context)[:, :, kept].flatten(0, 1))  # [E * U, S, width]
+            parts.append(self._embed(level.tokens, start, map_embedding)[:, :, kept].flatten(0, 1))  # [E * U, S, width]
             columns.append(len(readable))
             masks.append(self.mask[start:end, :end][kept][:, self.readable(0, end)])
         sizes = [part.shape[:2] for part in parts]
@@ -202,18 +205,18 @@ class GPT(nn.Module):
         cache.restart(torch.stack(shared), torch.stack(own))
         return self._logits_after(x.view(len(prompt), -1, x.shape[-1]), end)
 
-    def _embed(self, tokens: Tensor, start: int, context: Tensor | None) -> Tensor:
+    def _embed(self, tokens: Tensor, start: int, map_embedding: Tensor | None) -> Tensor:
         """Token plus position embeddings: tokens [..., L] at positions start.. -> [..., L, width].
 
-        `context` [..., width] is added to all of them.
+        `map_embedding` [..., width] is added to all of them.
         """
         end = start + tokens.shape[-1]
         assert end <= self.max_tokens, f"{end} tokens do not fit the {self.max_tokens} of the model's window"
         stop = self.token_embedding.num_embeddings - 1
         index = torch.where(tokens == self.num_bins, stop, tokens + self.offsets[start:end])
         x = self.token_embedding(index) + self.position_embedding[start:end]
-        if context is not None:
-            x = x + context[..., None, :]
+        if map_embedding is not None:
+            x = x + map_embedding[..., None, :]
         return functional.dropout(x, self.config.dropout, self.training)
 
     def _mask(self, length: int) -> Tensor | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trajectory_transformer.checkpoint import load_checkpoint, save_checkpoint
 from trajectory_transformer.config import ModelConfig, TokenConfig
-from trajectory_transformer.data.episode import ContextArray, Dataset, Metadata
+from trajectory_transformer.data.episode import Dataset, MapArray, Metadata
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.tokens.discretizer import Discretizer, discretizer_from, discretizer_tensors
 from trajectory_transformer.tokens.layout import TokenLayout
@@ -43,9 +43,9 @@ class TrajectoryModel:
         *,
         seed: int,
     ) -> "TrajectoryModel":
-        """A model for tokens that are made already, with random weights; without context channels it reads none."""
-        if not model.context_channels:
-            layout = replace(layout, context_shape=())
+        """A model for tokens that are made already, with random weights; without map channels it reads none."""
+        if not model.map_channels:
+            layout = replace(layout, map_shape=())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             gpt = GPT(layout, tokens.num_bins, model)
@@ -62,16 +62,15 @@ class TrajectoryModel:
         return self.gpt.position_embedding.device
 
     @torch.no_grad()
-    def encode_contexts(self, contexts: ContextArray | None) -> Tensor | None:
-        """What is added to the tokens: contexts [C, H, W] or [E, C, H, W] -> [E, width]; None if it reads none."""
-        shape = self.layout.context_shape
+    def encode_maps(self, maps: MapArray | None) -> Tensor | None:
+        """What is added to the tokens: maps [C, H, W] or [E, C, H, W] -> [E, width]; None if it reads none."""
+        shape = self.layout.map_shape
         if not shape:
             return None
-        if contexts is None or contexts.shape[-3:] != shape:
-            found = "none" if contexts is None else f"one of shape {contexts.shape[-3:]}"
-            raise ValueError(f"the model reads a context (a map) of shape {shape} for every episode, got {found}")
-        maps = torch.from_numpy(contexts.reshape(-1, *shape)).to(self.device)
-        return self.gpt.encode_context(maps)
+        if maps is None or maps.shape[-3:] != shape:
+            found = "none" if maps is None else f"one of shape {maps.shape[-3:]}"
+            raise ValueError(f"the model reads a map of shape {shape} for every episode, got {found}")
+        return self.gpt.encode_map(torch.from_numpy(maps.reshape(-1, *shape)).to(self.device))
 
     def save(self, folder: Path) -> None:
         """Write the checkpoint folder."""

@@ -19,7 +19,7 @@ TIME_COLORS = "viridis"
 
 def routes_figure(episodes: Sequence[Episode], columns: int = 4) -> Figure:
     """Routes to goals, one panel each, coloured by time: on the episode's own map, or else through four rooms."""
-    on_maps = episodes[0].context is not None
+    on_maps = episodes[0].map is not None
     figure = _panels(episodes, columns, _draw_map if on_maps else _draw_rooms)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
@@ -48,8 +48,8 @@ def _draw_rooms(panel: Axes, episode: Episode) -> None:
 
 def _draw_map(panel: Axes, episode: Episode) -> None:
     """The map of an episode, cell by cell: its first plane holds walls, its second doors."""
-    assert episode.context is not None
-    walls, doors = episode.context[0] > 0, episode.context[1] > 0
+    assert episode.map is not None
+    walls, doors = episode.map[0] > 0, episode.map[1] > 0
     panel.imshow(walls, cmap="Greys", vmin=0, vmax=1.4, interpolation="nearest")
     rows, columns = np.nonzero(doors)
     panel.plot(

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.policies import PlanTrace
+from trajectory_transformer.planner import PlanTrace
 
 
 def save_traces(path: Path, traces: Sequence[PlanTrace], model: TrajectoryModel) -> None:

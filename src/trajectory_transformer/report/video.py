@@ -11,8 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
 
 from trajectory_transformer.envs import make_env
-from trajectory_transformer.policies import Policy
-from trajectory_transformer.rollout import rollout
+from trajectory_transformer.rollout import Policy, rollout
 
 Frame = npt.NDArray[np.uint8]
 

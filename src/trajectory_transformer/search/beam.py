@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trajectory_transformer.config import PlanConfig
-from trajectory_transformer.model.decoders import Candidates, Decoder, Run
-from trajectory_transformer.model.sampling import (
+from trajectory_transformer.config import SearchConfig
+from trajectory_transformer.search.decoder import Candidates, Decoder, Run
+from trajectory_transformer.search.sampling import (
     Estimate,
     Noise,
     Percentile,
@@ -55,15 +55,15 @@ def likelihood_search(
     num_tokens: int,
     beam_width: int,
     min_tokens: int = 0,
-    context: Tensor | None = None,
+    map_embedding: Tensor | None = None,
 ) -> Plan:
     """The most likely continuations of a prompt, Algorithm 1 of the paper: prompt [E, L] -> Plan of `num_tokens` each.
 
     Every candidate is extended by every token, and the `beam_width` most likely sequences are kept, token by token.
-    The first `min_tokens` may not be stop tokens: whoever plans knows that the episode goes on. `context` [E, width]
-    is for models that read one (`GPT.encode_context`).
+    The first `min_tokens` may not be stop tokens: whoever plans knows that the episode goes on. `map_embedding` [E, width]
+    is for models that read one (`GPT.encode_map`).
     """
-    decoder.begin(prompt, max_candidates=beam_width, max_new=num_tokens, context=context)
+    decoder.begin(prompt, max_candidates=beam_width, max_new=num_tokens, map_embedding=map_embedding)
     log_prob = torch.zeros(prompt.shape[0], 1, device=prompt.device)  # [E, K]
     for index in range(num_tokens):
         step = decoder.logits().log_softmax(dim=-1)  # [E, K, V + 1]
@@ -80,15 +80,15 @@ def likelihood_search(
 
 @torch.inference_mode()
 def median_continuation(
-    decoder: Decoder, prompt: Tensor, *, num_tokens: int, min_tokens: int = 0, context: Tensor | None = None
+    decoder: Decoder, prompt: Tensor, *, num_tokens: int, min_tokens: int = 0, map_embedding: Tensor | None = None
 ) -> Plan:
     """Each token in turn at the median of its prediction: prompt [E, L] -> Plan of one candidate, `num_tokens` long.
 
     The most likely bin need not be a typical one: it may be wide, or hold all that was cut off at the limit of a motor.
     Half of the mass lies on each side of the median, wherever bins end. The stop token ranks behind all numbers; the
-    first `min_tokens` may not be it. `context` as in `likelihood_search`.
+    first `min_tokens` may not be it. `map_embedding` as in `likelihood_search`.
     """
-    decoder.begin(prompt, max_candidates=1, max_new=num_tokens, context=context)
+    decoder.begin(prompt, max_candidates=1, max_new=num_tokens, map_embedding=map_embedding)
     log_prob = torch.zeros(prompt.shape[0], 1, device=prompt.device)  # [E, 1]
     for index in range(num_tokens):
         logits = decoder.logits()  # [E, 1, V + 1]
@@ -108,11 +108,11 @@ def beam_search(
     *,
     layout: TokenLayout,
     values: Tensor,
-    config: PlanConfig,
+    config: SearchConfig,
     noise: Noise,
     opening: bool = False,
     keep: Keep | None = None,
-    context: Tensor | None = None,
+    map_embedding: Tensor | None = None,
 ) -> Plan:
     """Search over sampled transitions: prompt [E, L] ending in a state, values [D, V] of the bins -> Plan.
 
@@ -120,8 +120,8 @@ def beam_search(
     keeps the `beam_width` that the objective likes best, and samples their next states. A candidate drawn twice is kept
     twice only where there are too few others: copies of one good start must not crowd out what pays later. Once a
     candidate has drawn a stop token the task is over for it: it earns nothing more. `opening`: the prompts begin their
-    episodes (`PlanConfig.opening_nucleus`). `keep` ranks (`keep_best`). `context` [E, width] is for models that read
-    one (`GPT.encode_context`).
+    episodes (`SearchConfig.opening_nucleus`). `keep` ranks (`keep_best`). `map_embedding` [E, width] is for models that read
+    one (`GPT.encode_map`).
     """
     keep = keep or keep_best
     envs, width, vocabulary = prompt.shape[0], config.beam_width, values.shape[1] + 1
@@ -136,7 +136,7 @@ def beam_search(
     worths = values[layout.reward :].contiguous() if layout.rewards else values  # of rewards and values
 
     max_new = config.horizon * layout.size - layout.observation_dim
-    decoder.begin(prompt, max_candidates=crowd, max_new=max_new, context=context)
+    decoder.begin(prompt, max_candidates=crowd, max_new=max_new, map_embedding=map_embedding)
     parents = _siblings(envs, crowd, crowd, prompt.device)  # all from the prompt
     for step in range(config.horizon):
         decoder.select(parents)
@@ -157,7 +157,7 @@ def beam_search(
     return Plan(tokens=decoder.candidates.tokens, scores=scores.gather(1, kept))
 
 
-def make_estimate(config: PlanConfig) -> Estimate:
+def make_estimate(config: SearchConfig) -> Estimate:
     """How predicted rewards and values are summed up."""
     if config.estimate == "percentile":
         return Percentile(config.percentile)

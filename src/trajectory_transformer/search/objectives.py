@@ -5,8 +5,8 @@ import functools
 import torch
 from torch import Tensor
 
-from trajectory_transformer.model.decoders import Candidates
 from trajectory_transformer.search.beam import Objective
+from trajectory_transformer.search.decoder import Candidates
 
 
 def log_likelihood(candidates: Candidates) -> Tensor:

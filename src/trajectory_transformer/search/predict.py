@@ -7,9 +7,10 @@ import numpy.typing as npt
 import torch
 
 from trajectory_transformer.data.episode import DoubleArray, Episode
-from trajectory_transformer.model.decoders import Run, make_decoder
-from trajectory_transformer.model.sampling import Noise, Sampler, stream_seed
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.search.cached import CachedDecoder
+from trajectory_transformer.search.decoder import Run
+from trajectory_transformer.search.sampling import Noise, Sampler, stream_seed
 from trajectory_transformer.tokens.windows import encode_goals, encode_transitions
 
 
@@ -55,12 +56,12 @@ def predict(
     past = rows[first : start + 1].flatten()[: (start - first) * layout.size + layout.observation_dim]
     prompt = torch.from_numpy(np.concatenate([goal, past]))[None].to(device)
 
-    decoder = make_decoder("cached", model.gpt)
+    decoder = CachedDecoder(model.gpt)
     noise = Noise(torch.tensor([stream_seed(seed, start)], device=device))
     sampler = Sampler(temperature)
     vocabulary = model.discretizer.num_bins + 1
-    encoded = model.encode_contexts(episode.context)
-    decoder.begin(prompt, max_candidates=num_samples, max_new=horizon * layout.size, context=encoded)
+    encoded = model.encode_maps(episode.map)
+    decoder.begin(prompt, max_candidates=num_samples, max_new=horizon * layout.size, map_embedding=encoded)
     decoder.select(torch.zeros(1, num_samples, dtype=torch.long, device=device))
 
     def sample(num_slots: int, *, allow_stop: bool = True) -> None:

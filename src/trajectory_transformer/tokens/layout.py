@@ -11,11 +11,11 @@ class TokenLayout:
     observation_dim: int  # O
     action_dim: int  # A
     rewards: bool  # whether a reward and a value slot close each transition
-    context_shape: tuple[int, ...] = ()  # [C, H, W] of what an episode carries beside its tokens; () for nothing
+    map_shape: tuple[int, ...] = ()  # [C, H, W] of what an episode carries beside its tokens; () for nothing
 
     def __post_init__(self) -> None:
         """A transition without state or action is none."""
-        object.__setattr__(self, "context_shape", tuple(self.context_shape))  # a list where it was read from JSON
+        object.__setattr__(self, "map_shape", tuple(self.map_shape))  # a list where it was read from JSON
         if self.observation_dim < 1 or self.action_dim < 1 or self.goal_dim < 0:
             raise ValueError(
                 "a layout needs at least 1 observation and 1 action dimension and no negative goal, "

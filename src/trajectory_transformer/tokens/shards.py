@@ -147,8 +147,8 @@ def build_shards(
     if aside.exists():
         shutil.rmtree(aside)  # of a process that was killed
     aside.mkdir(parents=True)
-    context_type = np.uint8 if first.context is None else first.context.dtype
-    arrays = _write_arrays(aside, read(), discretizer, layout, config, context_type)
+    map_type = np.uint8 if first.map is None else first.map.dtype
+    arrays = _write_arrays(aside, read(), discretizer, layout, config, map_type)
     write_tensors(aside / DISCRETIZER, discretizer_tensors(discretizer))
     index = {
         "format": FORMAT,
@@ -177,7 +177,7 @@ def open_shards(folder: Path) -> Shards:
     if not isinstance(index.get("format"), int) or index["format"] > FORMAT:
         raise ValueError(f"{path}: shard format {index.get('format')} is newer than {FORMAT}, the newest read here")
     try:
-        names = [*_types(np.uint8), *(["contexts"] if "contexts" in index["arrays"] else [])]
+        names = [*_types(np.uint8), *(["maps"] if "maps" in index["arrays"] else [])]
         arrays = {name: _map(folder / f"{name}.bin", index["arrays"][name]) for name in names}
         tokens = TokenConfig(**{**index["tokens"], "goal_dims": tuple(index["tokens"]["goal_dims"])})
         discretizer = discretizer_from(read_tensors(folder / DISCRETIZER)[0])
@@ -204,16 +204,16 @@ def _write_arrays(
     discretizer: Discretizer,
     layout: TokenLayout,
     config: TokenConfig,
-    context_type: npt.DTypeLike,
+    map_type: npt.DTypeLike,
 ) -> dict[str, dict[str, object]]:
     """Write the arrays episode by episode; returns their part of the index."""
     types = _types(token_type(discretizer))
-    if layout.context_shape:
-        types["contexts"] = context_type
+    if layout.map_shape:
+        types["maps"] = map_type
     files = {name: (folder / f"{name}.bin").open("wb") for name in types}
     counts = dict.fromkeys(types, 0)
     widths: dict[str, tuple[int, ...]] = {"rows": (layout.size,), "goals": (layout.goal_dim,)}
-    widths["contexts"] = layout.context_shape
+    widths["maps"] = layout.map_shape
     try:
         for number, episode in enumerate(episodes):
             dims = episode.observations.shape[1], episode.actions.shape[1]
@@ -230,13 +230,11 @@ def _write_arrays(
                 "num_rows": [len(rows)],
                 "terminated": [episode.terminated],
             }
-            if layout.context_shape:
-                if episode.context is None or episode.context.shape != layout.context_shape:
-                    shape = layout.context_shape
-                    raise ValueError(
-                        f"episode {number}: every episode must have a context of shape {shape} as episode 0"
-                    )
-                parts["contexts"] = episode.context[None]
+            if layout.map_shape:
+                if episode.map is None or episode.map.shape != layout.map_shape:
+                    shape = layout.map_shape
+                    raise ValueError(f"episode {number}: every episode must have a map of shape {shape} as episode 0")
+                parts["maps"] = episode.map[None]
             for name, part in parts.items():
                 array = np.asarray(part, dtype=types[name])
                 files[name].write(array.tobytes())

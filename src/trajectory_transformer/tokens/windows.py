@@ -29,7 +29,7 @@ def layout_of(dataset: Dataset, config: TokenConfig) -> TokenLayout:
     if config.rewards and not dataset.has_rewards:
         raise ValueError("tokens.rewards needs recorded rewards, the dataset has none: set --tokens.rewards false")
     return TokenLayout(
-        len(config.goal_dims), dataset.observation_dim, dataset.action_dim, config.rewards, dataset.context_shape
+        len(config.goal_dims), dataset.observation_dim, dataset.action_dim, config.rewards, dataset.map_shape
     )
 
 
@@ -77,7 +77,7 @@ class TokenizedDataset:
     num_steps: Tensor  # [N] int64, steps of each episode: each starts a window
     num_rows: Tensor  # [N] int64
     terminated: Tensor  # [N] bool
-    contexts: Tensor | None = None  # [N, C, H, W] uint8 or float32, where the model reads them
+    maps: Tensor | None = None  # [N, C, H, W] uint8 or float32, where the model reads them
 
     # Both are asked for at every step of training, and the first would wait for the device each time.
     @cached_property
@@ -117,13 +117,13 @@ def tokenize(dataset: Dataset, discretizer: Discretizer, layout: TokenLayout, co
         num_steps=num_steps,
         num_rows=lengths,
         terminated=torch.tensor([episode.terminated for episode in dataset]),
-        contexts=stack_contexts(dataset) if layout.context_shape else None,
+        maps=stack_maps(dataset) if layout.map_shape else None,
     )
 
 
-def stack_contexts(dataset: Dataset) -> Tensor:
+def stack_maps(dataset: Dataset) -> Tensor:
     """What the episodes carry beside their tokens [N, C, H, W]."""
-    return torch.from_numpy(np.stack([episode.context for episode in dataset if episode.context is not None]))
+    return torch.from_numpy(np.stack([episode.map for episode in dataset if episode.map is not None]))
 
 
 def encode_goals(
@@ -162,7 +162,7 @@ class Batch:
 
     tokens: Tensor  # [B, G + W * D] int64
     real: Tensor  # [B, G + W * D] bool, false where a token only fills the window up
-    contexts: Tensor | None = None  # [B, C, H, W], of the episodes that the windows come from
+    maps: Tensor | None = None  # [B, C, H, W], of the episodes that the windows come from
 
 
 def gather_windows(
@@ -189,7 +189,7 @@ def gather_windows(
     return Batch(
         tokens=torch.cat([goals, tokens.flatten(1)], dim=1),
         real=torch.cat([torch.ones_like(goals, dtype=torch.bool), real.flatten(1)], dim=1),
-        contexts=None if data.contexts is None else data.contexts[episode],
+        maps=None if data.maps is None else data.maps[episode],
     )
 
 

@@ -22,21 +22,21 @@ def grid_augment(model: TrajectoryModel) -> Augment:
     """Turn, mirror and shift every window on its own; a shift keeps all that a map shows on the grid."""
     layout, stop = model.layout, model.discretizer.stop
     slots = (layout.goal_dim, layout.observation_dim, layout.action_dim, layout.rewards)
-    size = layout.context_shape[-1] if layout.context_shape else 0
-    if slots != (2, 3, 1, False) or len(set(layout.context_shape[1:])) != 1:
+    size = layout.map_shape[-1] if layout.map_shape else 0
+    if slots != (2, 3, 1, False) or len(set(layout.map_shape[1:])) != 1:
         raise ValueError(
             "train.augment grid needs a goal of x and y, states of x, y and direction, one action, no rewards and a "
             f"square map, got {slots[0]} goal, {slots[1]} observation and {slots[2]} action dimensions, "
-            f"{'' if layout.rewards else 'no '}rewards and a map of shape {layout.context_shape}"
+            f"{'' if layout.rewards else 'no '}rewards and a map of shape {layout.map_shape}"
         )
     cells = model.discretizer.values[:2, :size]
     if cells.shape[1] < size or (cells != np.arange(size)).any():
         raise ValueError(f"train.augment grid needs a token for each of {size} cells: raise tokens.num_bins")
 
     def augment(batch: Batch, uniform: Tensor) -> Batch:
-        assert batch.contexts is not None
+        assert batch.maps is not None
         turns, mirrored = (uniform[:, 0] * 4).long(), uniform[:, 1] < 0.5  # [B]
-        maps = see_maps(batch.contexts, turns, mirrored)
+        maps = see_maps(batch.maps, turns, mirrored)
         filled = (maps > 0).any(dim=1)  # [B, y, x]
         shift_x, shift_y = draw_shift(filled.any(dim=1), uniform[:, 2]), draw_shift(filled.any(dim=2), uniform[:, 3])
         tokens = batch.tokens
@@ -58,7 +58,7 @@ def grid_augment(model: TrajectoryModel) -> Augment:
         return replace(
             batch,
             tokens=torch.cat([*ends, rows.flatten(1)], dim=1),
-            contexts=shift_maps(maps, shift_x, shift_y),
+            maps=shift_maps(maps, shift_x, shift_y),
         )
 
     return augment

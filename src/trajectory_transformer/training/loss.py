@@ -20,7 +20,7 @@ Loss = Callable[[Batch], tuple[Tensor, Tensor]]
 
 def weighted_loss(model: TrajectoryModel, batch: Batch, action_weight: float) -> tuple[Tensor, Tensor]:
     """Mean weighted cross-entropy of a batch, and each prediction's own [B, L']; weightless ones count in the mean."""
-    logits = model.gpt(batch.tokens[:, :-1], model.gpt.encode_context(batch.contexts))
+    logits = model.gpt(batch.tokens[:, :-1], model.gpt.encode_map(batch.maps))
     num_predicted = logits.shape[1]
     targets = batch.tokens[:, -num_predicted:]
     weights = loss_weights(batch, model.layout, model.tokens, action_weight)[:, -num_predicted:]
@@ -32,13 +32,13 @@ def make_loss(model: TrajectoryModel, config: TrainConfig) -> Loss:
     """`weighted_loss` in the precision, and compiled or not, as the settings ask for on the model's device."""
     low = uses_bf16(config, model.device)
 
-    def loss(tokens: Tensor, real: Tensor, contexts: Tensor | None) -> tuple[Tensor, Tensor]:
+    def loss(tokens: Tensor, real: Tensor, maps: Tensor | None) -> tuple[Tensor, Tensor]:
         # Weights, their gradients and the cross-entropy stay float32; only the products in between are rounded.
         with torch.autocast(model.device.type, torch.bfloat16) if low else nullcontext():
-            return weighted_loss(model, Batch(tokens, real, contexts), config.action_weight)
+            return weighted_loss(model, Batch(tokens, real, maps), config.action_weight)
 
     run = torch.compile(loss) if uses_compile(config, model.device) else loss
-    return lambda batch: run(batch.tokens, batch.real, batch.contexts)
+    return lambda batch: run(batch.tokens, batch.real, batch.maps)
 
 
 def uses_bf16(config: TrainConfig, device: torch.device) -> bool:

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from trajectory_transformer.checkpoint import read_tensors, write_tensors
 from trajectory_transformer.config import TrainConfig, require
-from trajectory_transformer.model.sampling import stream_seed
+from trajectory_transformer.gpu.training.captured import RecordedStep
+from trajectory_transformer.gpu.training.fused import FastEngine, fits
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.search.sampling import stream_seed
 from trajectory_transformer.tokens.windows import Batch, TokenizedDataset, batch_indices, gather_windows
 from trajectory_transformer.training.augment import grid_augment
-from trajectory_transformer.training.engine import Engine, Outcome, PlainEngine, RecordedStep
-from trajectory_transformer.training.fast import FastEngine, fits
+from trajectory_transformer.training.engine import Engine, Outcome, PlainEngine
 from trajectory_transformer.training.loss import losses_by_kind, uses_bf16, uses_compile
 from trajectory_transformer.training.optim import learning_rate, make_optimizer, total_steps, warmup_steps
 from trajectory_transformer.training.parallel import World
@@ -133,8 +134,8 @@ class Trainer:
     def batch(self, index: Tensor, uniform: Tensor | None = None) -> Batch:
         """The windows of these numbers [B], on the model's device; `uniform` [B, 4] decides how they are seen."""
         batch = self._gather(index)
-        contexts = None if batch.contexts is None else _send(batch.contexts, self.model.device)
-        batch = Batch(_send(batch.tokens, self.model.device), _send(batch.real, self.model.device), contexts)
+        maps = None if batch.maps is None else _send(batch.maps, self.model.device)
+        batch = Batch(_send(batch.tokens, self.model.device), _send(batch.real, self.model.device), maps)
         return batch if self._augment is None or uniform is None else self._augment(batch, uniform)
 
     def _windows(self, index: Tensor) -> Batch:

@@ -52,8 +52,8 @@ def load_dataset(name: str, columns: Columns | None = None) -> Dataset:
 def save_dataset(dataset: Dataset, target: str) -> None:
     """Write a dataset as the file or the Minari id that `target` names."""
     path = Path(target)
-    if dataset.context_shape and path.suffix != ".npz":
-        raise ValueError(f"{target}: only .npz files hold the contexts (maps) of episodes; name one of those")
+    if dataset.map_shape and path.suffix != ".npz":
+        raise ValueError(f"{target}: only .npz files hold the maps of episodes; name one of those")
     if path.suffix in _WRITERS:
         path.parent.mkdir(parents=True, exist_ok=True)
         _WRITERS[path.suffix](dataset, path)

@@ -23,10 +23,10 @@ from trajectory_transformer.data.sources.rows import description
 from trajectory_transformer.data.spaces import (
     Leaf,
     Space,
-    context_leaf,
-    contexts_of,
     flatten,
     leaves,
+    map_leaf,
+    maps_of,
     split_goal,
     total_dim,
 )
@@ -66,7 +66,7 @@ def load_minari(dataset_id: str) -> Dataset:
     raw = source.storage.metadata
     ours = json.loads(raw.get(_DESCRIPTION, "{}"))
     observation_parts, goal_parts = split_goal(source.observation_space)
-    context_part = context_leaf(source.observation_space)
+    map_part = map_leaf(source.observation_space)
     action_parts = leaves(source.action_space, "actions")
     outcomes = ours.get("outcomes", [])
     episodes = []
@@ -74,8 +74,8 @@ def load_minari(dataset_id: str) -> Dataset:
         try:
             outcome = outcomes[index] if index < len(outcomes) else _outcome(record.infos)
             episode = _episode(record, observation_parts, goal_parts, action_parts, outcome)
-            if context_part is not None:
-                episode = replace(episode, context=contexts_of(record.observations, context_part, len(episode) + 1)[0])
+            if map_part is not None:
+                episode = replace(episode, map=maps_of(record.observations, map_part, len(episode) + 1)[0])
             episodes.append(episode)
         except ValueError as error:
             raise ValueError(f"Minari dataset {dataset_id}, episode {index}: {error}") from error
@@ -179,8 +179,8 @@ def _unreachable(endpoint: str) -> str | None:
 
 def save_minari(dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None = None) -> None:
     """Write a local Minari dataset; a goal becomes `desired_goal` of every step, missing rewards zeros."""
-    if dataset.context_shape:
-        raise ValueError(f"{dataset_id}: only .npz files hold the contexts (maps) of episodes; name one of those")
+    if dataset.map_shape:
+        raise ValueError(f"{dataset_id}: only .npz files hold the maps of episodes; name one of those")
     minari = _minari()
     episode_buffer = import_module("minari.data_collector.episode_buffer").EpisodeBuffer
     env = _environment(dataset)

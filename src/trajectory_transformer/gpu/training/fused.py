@@ -1,0 +1,322 @@
+"""The loss in bfloat16 with few and large kernels, and the optimiser over all weights at once: for a GPU.
+
+The model is too small to keep a GPU busy one operation at a time. This is the pass of `model.gpt` written for speed:
+
+- Entry j of a sequence holds token j - 1, entry 0 nothing, so that entry j is where token j is predicted. A window is
+  then W whole transitions, and heads, embeddings and targets are batches over slots without copies.
+- Embeddings are products with one-hot rows: their gradients then need no atomics, and repeat bit by bit.
+- Weights are float32 in one tensor; products read copies in bfloat16 that the optimiser leaves behind.
+"""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from trajectory_transformer.config import TrainConfig
+from trajectory_transformer.model.block import settle_keys
+from trajectory_transformer.model.gpt import GPT
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.tokens.windows import Batch, loss_weights
+
+LOW = torch.bfloat16
+
+
+class Operations(Protocol):
+    """What the pass is made of; see `training.operations`. Dropout of operation `index` draws from `seeds[index]`."""
+
+    def attention(
+        self,
+        h: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        readers: Tensor,
+        seeds: Tensor,
+        index: int,
+        heads: int,
+        dropout: float,
+    ) -> tuple[Tensor, ...]:
+        """Attention by a linear layer's queries, keys and values, each column read by rows from `readers` on."""
+
+    def linear_add_norm(
+        self,
+        a: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        x: Tensor,
+        gain: Tensor,
+        shift: Tensor,
+        seeds: Tensor,
+        index: int,
+        dropout: float,
+    ) -> tuple[Tensor, ...]:
+        """A linear layer, dropout and the residual connection, [B, L, width], and the layer norm of it."""
+
+    def perceptron(
+        self,
+        h: Tensor,
+        up: Tensor,
+        up_bias: Tensor,
+        down: Tensor,
+        down_bias: Tensor,
+        x: Tensor,
+        gain: Tensor,
+        shift: Tensor,
+        seeds: Tensor,
+        index: int,
+        dropout: float,
+    ) -> tuple[Tensor, ...]:
+        """The same with two linear layers around gelu."""
+
+    def dropout_norm(
+        self, x: Tensor, gain: Tensor, shift: Tensor, seeds: Tensor, index: int, dropout: float
+    ) -> tuple[Tensor, ...]:
+        """Dropout, [B, L, width], and the layer norm of it."""
+
+
+def fits(model: TrajectoryModel) -> bool:
+    """Whether the kernels are made for a model's sizes, on a device that has them."""
+    gpt = model.gpt
+    head = gpt.config.width // gpt.config.num_heads
+    sizes = all(size & (size - 1) == 0 for size in (gpt.config.width, head)) and head >= 16 and gpt.config.width <= 256
+    return sizes and model.device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+def fast_loss(
+    model: TrajectoryModel,
+    weights: Mapping[str, Tensor],
+    batch: Batch,
+    *,
+    action_weight: float,
+    dropout: float,
+    seeds: Tensor,
+    operations: Operations | ModuleType,
+) -> tuple[Tensor, Tensor]:
+    """`weighted_loss` with the weights given: the mean, and each prediction's own [B, L']."""
+    gpt = model.gpt
+    goals = gpt.layout.goal_dim
+    slots = _transposed(batch.tokens[:, goals:].reshape(-1, gpt.layout.size))  # [D, B * W]
+    x = _embed(gpt, weights, batch, slots)
+    norm = weights["blocks.0.norm1.weight"], weights["blocks.0.norm1.bias"]
+    x, h = operations.dropout_norm(x, *norm, seeds, 3 * gpt.config.num_layers, dropout)[:2]
+    readers = _readers(gpt, batch.tokens.shape[1], x.device)
+    last = gpt.config.num_layers - 1
+    for layer in range(last + 1):
+        own = {name: weights[f"blocks.{layer}.{name}"] for name in _BLOCK}
+        after = f"blocks.{layer + 1}.norm1" if layer < last else "norm"
+        linear = own["qkv.weight"], settle_keys(own["qkv.bias"])
+        attended = operations.attention(h, *linear, readers, seeds, 3 * layer, gpt.config.num_heads, dropout)[0]
+        norm = own["norm2.weight"], own["norm2.bias"]
+        branch = own["out.weight"], own["out.bias"]
+        x, h = operations.linear_add_norm(attended, *branch, x, *norm, seeds, 3 * layer + 1, dropout)[:2]
+        norm = weights[f"{after}.weight"], weights[f"{after}.bias"]
+        both = own["up.weight"], own["up.bias"], own["down.weight"], own["down.bias"]
+        x, h = operations.perceptron(h, *both, x, *norm, seeds, 3 * layer + 2, dropout)[:2]
+    logits = _logits(gpt, weights["heads"], h)
+    by_token = logits.logsumexp(dim=-1) - logits.gather(-1, slots[..., None])[..., 0]
+    by_token = _transposed(by_token).reshape(len(batch.tokens), -1)[:, 0 if goals else 1 :]
+    counted = loss_weights(batch, model.layout, model.tokens, action_weight)[:, -by_token.shape[1] :]
+    return (by_token * counted).mean(), by_token
+
+
+_BLOCK = ["norm2.weight", "norm2.bias"] + [
+    f"{layer}.{kind}" for layer in ("qkv", "out", "up", "down") for kind in ("weight", "bias")
+]
+
+
+def _embed(gpt: GPT, weights: Mapping[str, Tensor], batch: Batch, slots: Tensor) -> Tensor:
+    """Embeddings of tokens, positions and context, one entry late: tokens [B, L] -> [B, L, width]."""
+    goals, bins = gpt.layout.goal_dim, gpt.num_bins
+    table = weights["token_embedding.weight"]
+    num_slots = goals + gpt.layout.size
+    # Rows after the stop token's are there for a size that products like; no token chooses them.
+    stop = table[-1].expand(num_slots, _padded(bins + 1) - bins, -1)
+    by_slot = torch.cat([table[:-1].view(num_slots, bins, -1), stop], dim=1)
+    parts = [_look_up(slots, by_slot[goals:]).reshape(len(batch.tokens), -1, table.shape[-1])]
+    if goals:
+        parts.insert(0, _look_up(_transposed(batch.tokens[:, :goals]), by_slot[:goals]))
+    embedded = torch.cat(parts, dim=1) if goals else parts[0]
+    embedded = embedded[:, :-1] + weights["position_embedding"]
+    if gpt.map_encoder is not None:
+        assert batch.maps is not None
+        own = {name: weights[f"map_encoder.{name}"] for name, _ in gpt.map_encoder.named_parameters()}
+        embedded = embedded + functional_call(gpt.map_encoder, own, (batch.maps,))[:, None]
+    return functional.pad(embedded, (0, 0, 1, 0)).to(table.dtype)
+
+
+def _look_up(tokens: Tensor, tables: Tensor) -> Tensor:
+    """Rows of each slot's own table: tokens [S, N], tables [S, V, width] -> [N, S, width]."""
+    one_hot = tokens[..., None] == torch.arange(tables.shape[1], device=tokens.device)
+    return torch.bmm(one_hot.to(tables.dtype), tables).transpose(0, 1)
+
+
+def _readers(gpt: GPT, length: int, device: torch.device) -> Tensor:
+    """The first row that may read each entry: its own, and none where it is empty or holds a value."""
+    entry = torch.arange(length, device=device, dtype=torch.int32)
+    position = entry - 1
+    readable = position >= 0
+    if gpt.layout.rewards:
+        slot = (position - gpt.layout.goal_dim) % gpt.layout.size
+        readable &= (slot != gpt.layout.value) | (position < gpt.layout.goal_dim)
+    return torch.where(readable, entry, length)
+
+
+def _logits(gpt: GPT, heads: Tensor, h: Tensor) -> Tensor:
+    """Every slot's head where its tokens are predicted: h [B, L, width] -> [D, B * W, V + 1]."""
+    heads = functional.pad(heads, (0, 0, 0, _padded(gpt.num_bins + 1) - gpt.num_bins - 1))
+    entries = h[:, gpt.layout.goal_dim :].reshape(-1, gpt.layout.size, h.shape[-1])
+    return torch.bmm(entries.transpose(0, 1), heads.mT)[..., : gpt.num_bins + 1].float()
+
+
+def _padded(size: int) -> int:
+    return -(-size // 8) * 8
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x.transpose(0, 1)
+
+
+class FlatAdamW:
+    """AdamW over all weights at once: they move into one tensor, and so do its moments.
+
+    The moments are views in the state of an ordinary optimiser, so that a run is saved and loaded like any other.
+    """
+
+    def __init__(self, gpt: nn.Module, optimizer: torch.optim.AdamW, config: TrainConfig, *, compiled: bool) -> None:
+        """Take over a model and an optimiser that has not begun."""
+        rounded = {name: parameter for name, parameter in gpt.named_parameters() if not _stays_float(name)}
+        others = {name: parameter for name, parameter in gpt.named_parameters() if _stays_float(name)}
+        parameters = rounded | others
+        decay = {id(each): group["weight_decay"] for group in optimizer.param_groups for each in group["params"]}
+        self._flat = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
+        self._decay = torch.cat(
+            [torch.full_like(each.detach().flatten(), decay[id(each)]) for each in parameters.values()]
+        )
+        self._moments = [torch.zeros_like(self._flat) for _ in range(2)]
+        self._step = torch.zeros((), device=self._flat.device)
+        self._rounded = self._flat[: sum(parameter.numel() for parameter in rounded.values())].to(LOW)
+        self.weights: dict[str, Tensor] = {}
+        start = 0
+        for name, parameter in parameters.items():
+            place = slice(start, start + parameter.numel())
+            parameter.data = self._flat[place].view_as(parameter)
+            first, second = (moment[place].view_as(parameter) for moment in self._moments)
+            optimizer.state[parameter] = {"step": self._step, "exp_avg": first, "exp_avg_sq": second}
+            source = self._rounded if name in rounded else self._flat
+            self.weights[name] = source[place].view_as(parameter).detach().requires_grad_()
+            start = place.stop
+        self._num_rounded = len(rounded)
+        self._grads: tuple[Tensor, ...] = ()
+        self._config = config
+        self._update: Callable[..., Tensor] = torch.compile(adamw) if compiled else adamw
+        self.rate = torch.zeros((), device=self._flat.device)
+
+    def refresh(self) -> None:
+        """Copy weights that were changed from outside."""
+        self._rounded.copy_(self._flat[: len(self._rounded)])
+
+    def backward(self, loss: Tensor) -> None:
+        """Keep the gradients of a loss of `weights`."""
+        self._grads = torch.autograd.grad(loss, list(self.weights.values()))
+
+    @torch.no_grad()
+    def update(self) -> Tensor:
+        """One step; returns the norm that the gradients had."""
+        parts = [
+            torch.cat([grad.flatten() for grad in grads])
+            for grads in (self._grads[: self._num_rounded], self._grads[self._num_rounded :])
+        ]
+        self._grads = ()
+        return self._update(
+            self._flat,
+            self._rounded,
+            *self._moments,
+            self._step,
+            *parts,
+            decay=self._decay,
+            rate=self.rate,
+            betas=self._config.betas,
+            clip=self._config.grad_clip,
+        )
+
+
+def adamw(
+    weights: Tensor,
+    rounded: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    step: Tensor,
+    *grads: Tensor,
+    decay: Tensor,
+    rate: Tensor,
+    betas: tuple[float, float],
+    clip: float,
+) -> Tensor:
+    """Clip and step in place: all tensors flat, `rounded` a copy of the first weights; returns the gradients' norm."""
+    grad = torch.cat([part.float() for part in grads])
+    norm: Tensor = torch.linalg.vector_norm(grad)
+    grad = grad * (clip / (norm + 1e-6)).clamp(max=1.0)
+    step.add_(1)
+    mean.lerp_(grad, 1 - betas[0])
+    square.mul_(betas[1]).addcmul_(grad, grad, value=1 - betas[1])
+    spread = square.sqrt() / (1 - betas[1] ** step).sqrt() + 1e-8
+    weights.copy_(weights * (1 - rate * decay) - rate / (1 - betas[0] ** step) * mean / spread)
+    rounded.copy_(weights[: len(rounded)])
+    return norm
+
+
+def _stays_float(name: str) -> bool:
+    """Layer norms and positions are added and scaled, never multiplied as matrices."""
+    return "norm" in name or name == "position_embedding"
+
+
+class FastEngine:
+    """Loss, gradients and update of a model on a GPU, in bfloat16."""
+
+    def __init__(self, model: TrajectoryModel, optimizer: torch.optim.AdamW, config: TrainConfig) -> None:
+        """Take over a model and an optimiser that has not begun."""
+        from trajectory_transformer.gpu.training import operations
+
+        self._optimizer = FlatAdamW(model.gpt, optimizer, config, compiled=True)
+        self._num_seeds = 3 * model.gpt.config.num_layers + 1  # the last for the embeddings
+
+        def loss(
+            weights: Mapping[str, Tensor], tokens: Tensor, real: Tensor, maps: Tensor | None, seeds: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            return fast_loss(
+                model,
+                weights,
+                Batch(tokens, real, maps),
+                action_weight=config.action_weight,
+                dropout=model.gpt.config.dropout,
+                seeds=seeds,
+                operations=operations,
+            )
+
+        self._loss: Callable[..., tuple[Tensor, Tensor]] = torch.compile(loss, dynamic=False)
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the next update."""
+        self._optimizer.rate.fill_(rate)
+
+    def refresh(self) -> None:
+        """Take note of weights that were loaded."""
+        self._optimizer.refresh()
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss to minimise, and each prediction's own."""
+        seeds = torch.randint(2**31 - 1, (self._num_seeds,), device=batch.tokens.device, dtype=torch.int32)
+        return self._loss(self._optimizer.weights, batch.tokens, batch.real, batch.maps, seeds)
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the loss."""
+        self._optimizer.backward(loss)
+
+    def update(self) -> Tensor:
+        """One step of the optimiser; returns the norm that the gradients had."""
+        return self._optimizer.update()

@@ -1,0 +1,227 @@
+"""Record what training and planning compute at fixed seeds, so that a refactor can show that nothing changed.
+
+    python tests/regression/recording.py OUT.npz [--device cuda] [--against OLD.npz]
+
+The CPU recording of the first release is `tests/golden/recorded.npz`. Bits depend on the machine: compare recordings of
+one machine exactly (`--against`), and those of another to a tolerance (`test_recording.py`).
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig, TrainConfig
+from trajectory_transformer.data.episode import Dataset, Episode
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.planner import PlanningPolicy, PlanTrace
+from trajectory_transformer.rollout import Step
+from trajectory_transformer.search.objectives import discounted_return
+from trajectory_transformer.search.predict import predict
+from trajectory_transformer.tokens.windows import tokenize
+from trajectory_transformer.training.train import Trainer
+
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+STEPS = 60
+SIZE = 6  # cells of a map's side
+
+
+def episode(rng: np.random.Generator, steps: int, *, terminated: bool, kind: str) -> Episode:
+    """One random episode of a kind of layout."""
+    if kind == "map":
+        observations = rng.integers((SIZE, SIZE, 4), size=(steps + 1, 3)).astype(np.float32)
+        actions = rng.integers(7, size=(steps, 1)).astype(np.float32)
+        plan = (rng.random((2, SIZE, SIZE)) < 0.3).astype(np.uint8)
+        return Episode(observations, actions, None, terminated, observations[-1, :2].copy(), {}, plan)
+    observations = rng.normal(size=(steps + 1, 3)).cumsum(axis=0).astype(np.float32)
+    if kind == "discrete":
+        actions = rng.integers((4, 3), size=(steps, 2)).astype(np.float32)
+    else:
+        actions = np.clip(rng.normal(size=(steps, 2)), -1, 1).astype(np.float32)
+    rewards = (observations[1:, 0] - np.abs(actions).sum(axis=1)).astype(np.float32)
+    return Episode(observations, actions, rewards, terminated)
+
+
+def dataset(kind: str) -> Dataset:
+    """Forty random episodes."""
+    rng = np.random.default_rng(7)
+    lengths = rng.integers(2, 30, size=40)
+    episodes = [episode(rng, int(n), terminated=index % 3 == 0, kind=kind) for index, n in enumerate(lengths)]
+    if kind == "map":
+        return Dataset(tuple(episodes), {}, (7,), (), (), (SIZE, SIZE, 4))
+    return Dataset(tuple(episodes), {}, (4, 3) if kind == "discrete" else ())
+
+
+TOKENS = {
+    "reward": TokenConfig(num_bins=20),
+    "goal": TokenConfig(num_bins=20, goal_dims=(2, 0), rewards=False),
+    "discrete": TokenConfig(num_bins=12, discretizer="uniform"),
+    "map": TokenConfig(num_bins=SIZE + 1, goal_dims=(0, 1), rewards=False),
+    # The authors' conventions.
+    "reference": TokenConfig(
+        num_bins=20,
+        bin_value="midpoint",
+        termination_penalty=-100.0,
+        final_observation=False,
+        max_episode_steps=1000,
+        loss_mask="input",
+    ),
+    # The paper's return-to-go, and returns that go on after a recording's end.
+    "paper": TokenConfig(num_bins=20, value_includes_reward=True, truncated="continue"),
+}
+KINDS = {"reference": "reward", "paper": "reward"}
+
+
+def trained(name: str, device: torch.device) -> tuple[TrajectoryModel, list[float]]:
+    """A model after 60 steps, and the loss of each."""
+    data = dataset(KINDS.get(name, name))
+    small = ModelConfig(window=4, num_layers=2, num_heads=2, width=32, dropout=0.1)
+    model = TrajectoryModel.create(data, TOKENS[name], small, seed=5)
+    windows = tokenize(data, model.discretizer, model.layout, TOKENS[name]).to(device)
+    model.gpt.to(device)
+    config = TrainConfig(
+        steps=STEPS, batch_size=16, learning_rate=3e-3, log_every=1, seed=5, augment="grid" if name == "map" else "none"
+    )
+    losses = [metrics.loss for metrics in Trainer(model, windows, config).run() if metrics is not None]
+    return model, losses
+
+
+BASE = SearchConfig(beam_width=8, horizon=4, context=3)
+# Name: layout it is for, planned for return or not, changes of the search.
+SEARCHES: dict[str, tuple[str, bool, dict[str, object]]] = {
+    "return": ("reward", True, {}),
+    "return_sliding": ("reward", True, {"window": 2, "context": 1}),
+    "return_top": ("reward", True, {"action_nucleus": None, "action_top_k": 5, "expansion": 3}),
+    "return_middle": ("reward", True, {"action_middle": 0.4, "opening_nucleus": 1.0}),
+    "return_observed": ("reward", True, {"observation_top_k": None, "observation_nucleus": 0.8, "horizon": 7}),
+    "return_replan": ("reward", True, {"replan_every": 2}),
+    "return_discrete": ("discrete", True, {}),
+    "return_paper": ("paper", True, {"context": 2}),
+    "return_reference": ("reference", True, {"window": 3, "context": 2, "beam_width": 12}),
+    "likelihood": ("reward", False, {}),
+    "likelihood_sliding": ("reward", False, {"window": 2, "context": 1}),
+    "likelihood_goal": ("goal", False, {"horizon": 3}),
+    "likelihood_map": ("map", False, {"horizon": 3}),
+    "median": ("reward", False, {"imitate": "median"}),
+    "median_sliding": ("reward", False, {"imitate": "median", "window": 2, "context": 1, "replan_every": 4}),
+    "median_goal": ("goal", False, {"imitate": "median"}),
+}
+
+
+def plans(model: TrajectoryModel, name: str, **changes: object) -> Arrays:
+    """What a planner does in eight steps of three systems of noise."""
+    layout, for_return, own = SEARCHES[name]
+    config = SearchConfig(**{**vars(BASE), **own, **changes})
+    objective = None
+    if for_return:
+        objective = discounted_return(0.99, value_includes_reward=model.tokens.value_includes_reward)
+    traces: list[PlanTrace] = []
+    policy = PlanningPolicy(model, config, objective, seed=3, on_plan=traces.append)
+    rng = np.random.default_rng(11)
+    actions = []
+    on_map = layout == "map"
+    maps = (rng.random((3, 2, SIZE, SIZE)) < 0.3).astype(np.uint8) if on_map else None
+    for step in range(8):
+        seen = rng.integers((SIZE, SIZE, 4), size=(3, 3)) if on_map else rng.normal(size=(3, 3))
+        goals = rng.integers(SIZE, size=(3, 2)) if on_map else rng.normal(size=(3, model.layout.goal_dim))
+        first = np.array([step == 0, step in (0, 5), step == 0])
+        rewards = np.where(first, 0, rng.normal(size=3)).astype(np.float32)
+        active = np.array([True, True, step < 6])
+        seen32, goals32 = seen.astype(np.float32), goals.astype(np.float32)
+        actions.append(policy.act(Step(seen32, rewards, first, goals32, active, maps)))
+    return {
+        "actions": np.stack(actions),
+        "tokens": np.concatenate([trace.tokens.ravel() for trace in traces]),
+        "scores": np.concatenate([trace.scores.ravel() for trace in traces]),
+        "prompts": np.concatenate([trace.prompt.ravel() for trace in traces]),
+    }
+
+
+def bf16_plans(device: torch.device) -> Arrays:
+    """Plans of the fused decoder in bfloat16, for a model of the paper's sizes with random weights."""
+    model = TrajectoryModel.create(dataset("reward"), TOKENS["reward"], ModelConfig(window=9, dropout=0.0), seed=5)
+    with torch.no_grad():
+        model.gpt.token_embedding.weight.normal_(generator=torch.Generator().manual_seed(0))
+    model.gpt.to(device)
+    return {
+        f"plan/{name}/bf16/{part}": array
+        for name in ("return", "return_sliding", "return_middle", "return_observed", "likelihood", "median")
+        for part, array in plans(model, name, decoder="fused", precision="bf16").items()
+    }
+
+
+def record(device: torch.device, report: Callable[[str], None] = lambda line: None) -> Arrays:
+    """Everything, by name."""
+    arrays: Arrays = {}
+    models = {}
+    for name in TOKENS:
+        models[name], losses = trained(name, device)
+        arrays[f"train/{name}/losses"] = np.array(losses)
+        for key, value in models[name].gpt.state_dict().items():
+            arrays[f"train/{name}/weights/{key}"] = value.cpu().numpy()
+        arrays[f"train/{name}/values"] = models[name].discretizer.values
+        report(f"trained {name}: {losses[0]:.6f} -> {losses[-1]:.6f}")
+    if device.type == "cuda":
+        decoders: dict[str, dict[str, object]] = {
+            "fused": {"decoder": "fused", "precision": "float32"},
+            "cached": {"decoder": "cached"},
+        }
+    else:
+        decoders = {"naive": {"decoder": "naive"}, "cached": {"decoder": "cached"}}
+    for name, (layout, _, _) in SEARCHES.items():
+        for decoder, changes in decoders.items():
+            for part, array in plans(models[layout], name, **changes).items():
+                arrays[f"plan/{name}/{decoder}/{part}"] = array
+        report(f"planned {name}")
+    if device.type == "cuda":
+        arrays |= bf16_plans(device)
+    source = dataset("reward").episodes[5]
+    for given in (True, False):
+        seen = predict(
+            models["reward"], source, start=2, horizon=6, num_samples=5, seed=1, context=2, given_actions=given
+        )
+        arrays[f"predict/{given}/observations"] = seen.observations
+        arrays[f"predict/{given}/actions"] = seen.actions
+    return arrays
+
+
+def differences(found: Arrays, expected: Arrays) -> list[str]:
+    """Names of the arrays that are not equal bit for bit."""
+    names = sorted(found.keys() | expected.keys())
+    return [
+        name
+        for name in names
+        if name not in found
+        or name not in expected
+        or not np.array_equal(found[name], expected[name], equal_nan=found[name].dtype.kind == "f")
+    ]
+
+
+def main() -> int:
+    """Record, write, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--against", type=Path, default=None)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    arrays = record(torch.device(options.device), print)
+    np.savez_compressed(options.out, **arrays)  # type: ignore[arg-type]
+    if options.against is None:
+        return 0
+    with np.load(options.against) as old:
+        expected = {name.replace("context_encoder", "map_encoder"): old[name] for name in old.files}
+    wrong = differences(arrays, expected)
+    print(f"{len(arrays) - len(wrong)} of {len(arrays)} arrays are equal bit for bit")
+    for name in wrong:
+        print(f"differs: {name}")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
