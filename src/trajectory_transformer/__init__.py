@@ -1,9 +1,9 @@
 """Turn recorded trajectories into a controller: the Trajectory Transformer."""
 
-from trajectory_transformer.config import PRESETS, ModelConfig, SearchConfig, TokenConfig, TrainConfig
+from trajectory_transformer.config import PRESETS, ModelConfig, Sampler, SearchConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.planner import Controller, PlanningPolicy
+from trajectory_transformer.planner import Planner
 from trajectory_transformer.rollout import Policy, Step, make_envs, rollout
 from trajectory_transformer.search.beam import Objective, Plan, beam_search, likelihood_search, median_continuation
 from trajectory_transformer.search.decoder import Candidates
@@ -13,13 +13,12 @@ from trajectory_transformer.search.predict import predict
 __all__ = [
     "PRESETS",
     "Candidates",
-    "Controller",
     "Dataset",
     "Episode",
     "ModelConfig",
     "Objective",
     "Plan",
-    "PlanningPolicy",
+    "Planner",
     "Policy",
     "SearchConfig",
     "Step",

@@ -1,10 +1,9 @@
-"""A checkpoint is a folder: `weights.safetensors` and `checkpoint.json`. Nothing in it is ever executed.
+"""A checkpoint is a folder with `weights.safetensors` and `checkpoint.json`. Nothing in it is ever executed.
 
-Files are written aside and renamed, so a reader finds the old file or the new one, never half of one.
+Format 1 was written before version 0.1. It still loads: the functions at the end rename its settings.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-FORMAT = 1
+from trajectory_transformer.config import ModelConfig, TokenConfig
+from trajectory_transformer.files import write_atomically
+
+FORMAT = 2
 KIND = "trajectory-transformer"
 WEIGHTS = "weights.safetensors"
 DESCRIPTION = "checkpoint.json"
@@ -21,20 +23,10 @@ DESCRIPTION = "checkpoint.json"
 Description = dict[str, dict[str, Any]]  # sections by name; each is checked by the dataclass it fills
 
 
-def write_aside(path: Path, content: bytes) -> None:
-    """Put a file in place at once: whole or not at all."""
-    aside = path.with_name(path.name + ".partial")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write named tensors as one safetensors file."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_aside(path, to_safetensors(on_cpu, dict(metadata or {})))
+    write_atomically(path, to_safetensors(on_cpu, dict(metadata or {})))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -53,11 +45,11 @@ def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], description: Ma
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, tensors)
     content = {"format": FORMAT, "kind": KIND, **description}
-    write_aside(folder / DESCRIPTION, (json.dumps(content, indent=2) + "\n").encode())
+    write_atomically(folder / DESCRIPTION, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Description]:
-    """Read both files of a checkpoint; every fault is a ValueError that names the file."""
+    """Read both files of a checkpoint; every error is a ValueError that names the file."""
     path = folder / DESCRIPTION
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such checkpoint folder")
@@ -74,4 +66,28 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Description]:
         raise ValueError(
             f"{path}: checkpoint format {version} is newer than {FORMAT}, the newest this version reads; upgrade {KIND}"
         )
-    return read_tensors(folder / WEIGHTS)[0], description
+    tensors = read_tensors(folder / WEIGHTS)[0]
+    if version < 2:
+        tensors = {name.replace("gpt.context_encoder.", "gpt.map_encoder."): value for name, value in tensors.items()}
+    return tensors, description
+
+
+def layout_fields(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a stored `TokenLayout`; format 1 called the shape of maps `context_shape`."""
+    return {"map_shape" if name == "context_shape" else name: value for name, value in stored.items()}
+
+
+def token_config_from(stored: Mapping[str, Any]) -> TokenConfig:
+    """Token settings from JSON; those of format 1 that only mattered while training become one switch."""
+    known = dict(stored)
+    loss_mask = known.pop("loss_mask", None)
+    if loss_mask is not None:
+        for name in ("bin_value", "final_observation", "max_episode_steps"):
+            known.pop(name)
+        known["authors_conventions"] = loss_mask == "input"
+    return TokenConfig(**{**known, "goal_dims": tuple(known["goal_dims"])})
+
+
+def model_config_from(stored: Mapping[str, Any]) -> ModelConfig:
+    """Model settings from JSON; format 1 called `map_channels` `context_channels`."""
+    return ModelConfig(**{"map_channels" if name == "context_channels" else name: v for name, v in stored.items()})

@@ -1,9 +1,11 @@
-"""A trained model as a controller: beam search at every step, for one system or many at once."""
+"""A trained model as a controller: what to plan for, search settings, and memory of the past."""
 
 import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +14,22 @@ from torch import Tensor
 
 from trajectory_transformer.config import SearchConfig
 from trajectory_transformer.data.episode import FloatArray, MapArray
-from trajectory_transformer.gpu.backends import make_decoder
-from trajectory_transformer.gpu.planning.captured import CapturedSearch
-from trajectory_transformer.gpu.planning.fused import FusedDecoder
+from trajectory_transformer.gpu.backends import prepare_search
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.rollout import Policy, Step
+from trajectory_transformer.randomness import stream_seed
+from trajectory_transformer.rollout import Step
 from trajectory_transformer.search.beam import Objective, Plan, beam_search, likelihood_search, median_continuation
-from trajectory_transformer.search.sampling import Noise, stream_seed
-from trajectory_transformer.tokens.windows import encode_goals
+from trajectory_transformer.search.decoder import Bins, Decoder
+from trajectory_transformer.search.objectives import discounted_return
+from trajectory_transformer.search.sampling import Noise
 
 TokenArray = npt.NDArray[np.int64]
+PlanKind = Literal["return", "imitate", "goal"]
 
 
 @dataclass(frozen=True)
 class PlanTrace:
-    """One plan as it was made, for later viewing."""
+    """One plan as it was made, to look at later."""
 
     env: int
     step: int  # of the episode
@@ -35,235 +38,269 @@ class PlanTrace:
     scores: FloatArray  # [K]
 
 
-class PlanningPolicy:
-    """Plans by beam search, acts on the first steps of the plan, plans again: a receding-horizon controller."""
+def default_kind(model: TrajectoryModel) -> PlanKind:
+    """Reach a goal if the model has one, else maximise return if it has rewards, else imitate."""
+    if model.layout.goal_dim:
+        return "goal"
+    return "return" if model.layout.rewards else "imitate"
+
+
+class Planner:
+    """Turns a trained model into a controller.
+
+    `kind` says what to plan for: `return` ranks sampled transitions by discounted return; `imitate` and `goal` follow
+    the data, a goal being part of the prompt. `objective` ranks by a function of your own instead. By default a model
+    with a goal reaches it, one with rewards maximises return, and any other imitates.
+    """
 
     def __init__(
         self,
-        model: TrajectoryModel,
-        config: SearchConfig,
-        objective: Objective | None = None,
+        model: TrajectoryModel | str | Path,
         *,
+        kind: PlanKind | None = None,
+        objective: Objective | None = None,
+        discount: float | None = None,
+        search: SearchConfig | None = None,
         seed: int = 0,
         on_plan: Callable[[PlanTrace], None] | None = None,
     ) -> None:
-        """Control with a model; any number of environments, each with a context of its own.
+        """Plan with a model, or with the run folder it was saved to.
 
-        Without an objective the most likely continuation is found token by token (imitation, goals), or the median one
-        is taken (`SearchConfig.imitate`); with one, sampled transitions are ranked by it. `on_plan` is told every plan
-        made.
+        `discount` is that of rewards along a plan, by default the one of training. `on_plan` is called with every plan.
         """
-        if objective is not None and config.imitate != "mode":
+        self.model = model if isinstance(model, TrajectoryModel) else TrajectoryModel.load(model)
+        self.search = search or SearchConfig()
+        self.seed = seed
+        self.on_plan = on_plan
+        if objective is not None and (kind is not None or discount is not None):
+            raise ValueError("an objective replaces kind and discount: leave those out")
+        self.kind = None if objective is not None else kind or default_kind(self.model)
+        self.objective = objective if self.kind is None else self._objective_of(self.kind, discount)
+        if self.objective is not None and self.search.imitate != "mode":
             raise ValueError(
-                f"search.imitate {config.imitate} is for imitation and goals; planning for return ranks sampled actions"
+                f"search.imitate {self.search.imitate} is for imitation and goals; planning for return ranks sampled "
+                "actions"
             )
-        self.model = model
-        self.config = config
-        self.plan_seconds: list[float] = []  # time of every search
-        self._objective = objective
-        self._seed = seed
-        self._on_plan = on_plan
-        self._decoder = make_decoder(config.decoder, model.gpt, config.window, precision=config.precision)
-        self._captured = None
-        if isinstance(self._decoder, FusedDecoder):
-            self._captured = CapturedSearch(self._search, model.device, refresh=self._decoder.refresh)
-        self._values = torch.from_numpy(model.discretizer.values).float().to(model.device)  # [D, V]
-        window = model.gpt.config.window if config.window is None else config.window
+        self._bins = Bins(self.model.layout, self.model.bin_values())
+        self._run_search = prepare_search(self._search, self.model.gpt, self.search)
+        self._one: PlanningPolicy | None = None  # the policy behind `act`
+
+    def act(
+        self,
+        observation: npt.ArrayLike,
+        *,
+        reward: float | None = None,
+        goal: npt.ArrayLike | None = None,
+        map: MapArray | None = None,
+    ) -> FloatArray:
+        """Action [A] of one system for an observation [O]; call `reset` when another episode begins.
+
+        `reward` is that of the last action, `goal` [G] and `map` [C, H, W] are for models that have them. A map is read
+        at the first step of an episode.
+        """
+        first = self._one is None
+        self._one = self._one or self.policy()
+        goals = np.zeros((1, 0), np.float32) if goal is None else np.asarray(goal, np.float32)[None]
+        step = Step(
+            observations=np.asarray(observation, np.float32)[None],
+            rewards=np.array([0.0 if first or reward is None else reward], np.float32),
+            first=np.array([first]),
+            goals=goals,
+            active=np.array([True]),
+            maps=None if map is None else map[None],
+        )
+        action: FloatArray = self._one.act(step)[0]
+        return action
+
+    def reset(self) -> None:
+        """Begin another episode: `act` forgets what it has seen."""
+        self._one = None
+
+    def policy(self) -> "PlanningPolicy":
+        """A policy for many environments at once, each with a past of its own."""
+        return PlanningPolicy(self)
+
+    def plan(self, prompts: TokenArray, seeds: TokenArray, map_embedding: Tensor | None = None) -> Plan:
+        """Search from prompts [E, L] of equal length; seeds [E] are those of the noise."""
+        return self._run_search(torch.from_numpy(prompts), torch.from_numpy(seeds), map_embedding)
+
+    def _search(self, decoder: Decoder, prompts: Tensor, seeds: Tensor, map_embedding: Tensor | None) -> Plan:
+        layout, config = self.model.layout, self.search
+        if self.objective is not None:
+            return beam_search(
+                decoder,
+                prompts,
+                self.objective,
+                bins=self._bins,
+                config=config,
+                noise=Noise(seeds),
+                first_step=prompts.shape[1] == layout.goal_dim + layout.observation_dim,
+                map_embedding=map_embedding,
+            )
+        if config.imitate == "median":
+            return median_continuation(
+                decoder,
+                prompts,
+                num_tokens=(config.replan_every - 1) * layout.size + layout.action_dim,
+                min_tokens=layout.action_dim,
+                map_embedding=map_embedding,
+            )
+        return likelihood_search(
+            decoder,
+            prompts,
+            num_tokens=config.horizon * layout.size - layout.observation_dim,
+            beam_width=config.beam_width,
+            min_tokens=layout.action_dim,
+            map_embedding=map_embedding,
+        )
+
+    def _objective_of(self, kind: PlanKind, discount: float | None) -> Objective | None:
+        """What ranks candidates; None for the most likely continuation."""
+        layout, tokens = self.model.layout, self.model.tokenizer.config
+        if kind == "goal" and not layout.goal_dim:
+            raise ValueError("planning for a goal needs a model with a goal: train with tokens.goal_dims")
+        if kind != "return":
+            if discount is not None:
+                raise ValueError(f"a discount is for planning for return, not for {kind}")
+            return None
+        if not layout.rewards:
+            raise ValueError("planning for return needs a model with rewards: this one has tokens.rewards false")
+        if discount is not None and not 0.0 <= discount <= 1.0:
+            raise ValueError(f"the discount must lie in [0, 1], got {discount}")
+        chosen = tokens.discount if discount is None else discount
+        return discounted_return(chosen, value_includes_reward=tokens.value_includes_reward)
+
+
+class PlanningPolicy:
+    """A planner in E environments at once: plan, take the first actions, plan again."""
+
+    def __init__(self, planner: Planner) -> None:
+        """Start without a past."""
+        self._planner = planner
+        self._tokenizer = planner.model.tokenizer
+        config, trained = planner.search, planner.model.gpt.config.window
+        window = trained if config.window is None else config.window
         self._max_past = min(config.context, window - 1)  # the current transition needs a place too
-        if config.opening_nucleus is not None and self._max_past < 1:
+        if config.first_action is not None and self._max_past < 1:
             raise ValueError(
-                "search.opening_nucleus needs a past that tells where an episode begins, got a search.context of "
+                "search.first_action needs a past that tells where an episode begins, got a search.context of "
                 f"{config.context} in a window of {window}"
             )
-        self._past: list[list[TokenArray]] = []  # per environment: rows [D] of past transitions, then the current one's
-        self._queued: list[list[TokenArray]] = []  # per environment: planned action tokens [A] not yet taken
-        self._steps: list[int] = []  # per environment: steps of the episode so far
-        self._maps = torch.empty(0, 0)  # [E, width], what a model that reads maps made of each
+        self.plan_seconds: list[float] = []  # time of every search
+        self._memories: list[_Memory] = []
+        self._maps = torch.empty(0, 0)  # [E, width], embeddings of the maps
 
     def act(self, step: Step) -> FloatArray:
         """Actions [E, A]."""
-        layout, discretizer = self.model.layout, self.model.discretizer
-        num_envs = len(step.observations)
         self._check(step)
-        if len(self._past) != num_envs:
-            self._past = [[] for _ in range(num_envs)]
-            self._queued = [[] for _ in range(num_envs)]
-            self._steps = [0] * num_envs
-            self._maps = torch.zeros(num_envs, self.model.gpt.config.width, device=self.model.device)
-        self._encode_contexts(step)
-        observed = discretizer.encode(step.observations, layout.observation)
+        num_envs = len(step.observations)
+        if len(self._memories) != num_envs:
+            self._memories = [_Memory() for _ in range(num_envs)]
+            model = self._planner.model
+            self._maps = torch.zeros(num_envs, model.gpt.config.width, device=model.device)
+        self._encode_maps(step)
+        states = self._tokenizer.encode_states(step.observations)
         active = np.flatnonzero(step.active).tolist()
         for env in active:
-            self._remember(env, observed[env], step)
-        waiting = [env for env in active if not self._queued[env]]
-        # Prompts of one search have one length, so environments are planned for by how much past they have.
-        for length in sorted({len(self._past[env]) for env in waiting}):
-            self._plan([env for env in waiting if len(self._past[env]) == length], step.goals)
-
-        actions = np.zeros((num_envs, layout.action_dim), dtype=np.float32)
+            self._remember(env, states[env], step)
+        waiting = [env for env in active if not self._memories[env].queued]
+        # Prompts of one search have equal lengths, so environments are grouped by the length of their past.
+        for length in sorted({len(self._memories[env].past) for env in waiting}):
+            self._plan([env for env in waiting if len(self._memories[env].past) == length], step.goals)
+        actions = np.zeros((num_envs, self._tokenizer.layout.action_dim), dtype=np.float32)
         for env in active:
-            tokens = self._queued[env].pop(0)
-            self._past[env][-1][layout.action] = tokens
-            actions[env] = discretizer.decode(tokens, layout.action)
+            memory = self._memories[env]
+            memory.action = memory.queued.pop(0)
+            actions[env] = self._tokenizer.decode_action(memory.action)
         return actions
 
+    def _remember(self, env: int, state: TokenArray, step: Step) -> None:
+        """Complete the last transition with its reward, and open the next one with the observed state."""
+        memory = self._memories[env]
+        if step.first[env] or memory.state is None or memory.action is None:
+            memory = self._memories[env] = _Memory()
+        else:
+            memory.step += 1
+            row = self._tokenizer.transition(memory.state, memory.action, step.rewards[env])
+            memory.past = [*memory.past, row][-self._max_past :] if self._max_past else []
+        memory.state = state
+
+    def _plan(self, envs: list[int], goals: FloatArray) -> None:
+        """Search for environments with prompts of equal length, and queue the first actions found."""
+        planner, tokenizer, memories = self._planner, self._tokenizer, [self._memories[env] for env in envs]
+        goal_tokens = tokenizer.encode_goals(goals[envs])
+        prompts = np.stack(
+            [tokenizer.prompt(goal, each.past, each.observed) for goal, each in zip(goal_tokens, memories, strict=True)]
+        )
+        # The noise is a function of seed, step and prompt, not of the environment's place in the batch.
+        seeds = np.array(
+            [
+                stream_seed(planner.seed, memory.step, zlib.crc32(row.tobytes()))
+                for memory, row in zip(memories, prompts, strict=True)
+            ]
+        )
+        map_embedding = self._maps[envs] if tokenizer.layout.map_shape else None
+        started = time.perf_counter()
+        plan = planner.plan(prompts, seeds, map_embedding)
+        best = plan.best.cpu().numpy()  # [E', n], from the first action on
+        self.plan_seconds.append(time.perf_counter() - started)
+        for index, (env, memory) in enumerate(zip(envs, memories, strict=True)):
+            memory.queued = self._first_actions(best[index])
+            if planner.on_plan is not None:
+                tokens, scores = plan.tokens[index].cpu().numpy(), plan.scores[index].cpu().numpy()
+                planner.on_plan(PlanTrace(env, memory.step, prompts[index], tokens, scores))
+
+    def _first_actions(self, tokens: TokenArray) -> list[TokenArray]:
+        """Actions to take from a plan [n] before the next one is made."""
+        layout = self._tokenizer.layout
+        actions = [tokens[: layout.action_dim]]
+        for index in range(1, self._planner.search.replan_every):
+            end = index * layout.size + layout.action_dim
+            if (tokens[:end] == self._tokenizer.stop).any():
+                break  # the plan predicts the end of the episode; if it does not end, plan again
+            actions.append(tokens[end - layout.action_dim : end])
+        return actions
+
+    def _encode_maps(self, step: Step) -> None:
+        """Encode the maps of episodes that start, all at once."""
+        if not self._tokenizer.layout.map_shape:
+            return
+        unseen = np.array([memory.state is None for memory in self._memories])
+        starting = np.flatnonzero(step.active & (step.first | unseen))
+        if len(starting):
+            encoded = self._planner.model.encode_maps(None if step.maps is None else step.maps[starting])
+            assert encoded is not None
+            self._maps[torch.from_numpy(starting).to(encoded.device)] = encoded
+
     def _check(self, step: Step) -> None:
-        layout = self.model.layout
+        """Refuse observations that do not fit the model."""
+        layout = self._tokenizer.layout
         if step.observations.shape[1] != layout.observation_dim or step.goals.shape[1] < layout.goal_dim:
             raise ValueError(
                 f"the model plans for observations of {layout.observation_dim} and goals of {layout.goal_dim} "
                 f"dimensions, got {step.observations.shape[1]} and {step.goals.shape[1]}"
             )
         for name, values in (("observations", step.observations), ("goals", step.goals[:, : layout.goal_dim])):
-            finite = np.isfinite(values)
-            if finite.all():
-                continue
-            bad = np.argwhere(~finite & step.active[:, None])
+            bad = np.argwhere(~np.isfinite(values) & step.active[:, None])
             if len(bad):
                 env, dim = bad[0]
                 raise ValueError(
                     f"{name} must be finite, got {values[env, dim]} in dimension {dim} of environment {env}"
                 )
 
-    def _encode_contexts(self, step: Step) -> None:
-        """Read the maps of episodes that start: once for each, all at once."""
-        if not self.model.layout.map_shape:
-            return
-        starting = np.flatnonzero(step.active & (step.first | np.array([not past for past in self._past])))
-        if len(starting):
-            encoded = self.model.encode_maps(None if step.maps is None else step.maps[starting])
-            assert encoded is not None
-            self._maps[torch.from_numpy(starting).to(encoded.device)] = encoded
 
-    def _remember(self, env: int, observed: TokenArray, step: Step) -> None:
-        """Close the last transition with its reward and open the next with the state seen."""
-        layout, discretizer = self.model.layout, self.model.discretizer
-        past = self._past[env]
-        if step.first[env] or not past:
-            past, self._queued[env], self._steps[env] = [], [], 0
-        else:
-            self._steps[env] += 1
-            if layout.rewards:
-                reward = discretizer.encode(step.rewards[env : env + 1], slice(layout.reward, layout.reward + 1))
-                past[-1][layout.reward] = reward[0]
-                # The return that will follow is not known yet. Nothing attends to this token; the top bin fills it.
-                past[-1][layout.value] = discretizer.num_bins - 1
-        row = np.full(layout.size, discretizer.stop)
-        row[layout.observation] = observed
-        self._past[env] = [*past[len(past) - self._max_past :], row] if len(past) > self._max_past else [*past, row]
+class _Memory:
+    """What a policy knows about one environment."""
 
-    def _plan(self, envs: list[int], goals: FloatArray) -> None:
-        """Search for environments whose prompts have the same length, and queue the first actions found."""
-        layout, config = self.model.layout, self.config
-        rows = np.stack([np.concatenate(self._past[env]) for env in envs])
-        prompts = rows[
-            :, : rows.shape[1] - (layout.size - layout.observation_dim)
-        ]  # the current transition has no more
-        if layout.goal_dim:
-            goal_tokens = encode_goals(goals[envs][:, : layout.goal_dim], self.model.discretizer, self.model.tokens)
-            prompts = np.concatenate([goal_tokens, prompts], axis=1)
-        started = time.perf_counter()
-        plan = self._make_plan(prompts, envs)
-        # [E', n], from the first action on
-        best = plan.best.cpu().numpy() if self._captured is None else self._captured.winners()
-        self.plan_seconds.append(time.perf_counter() - started)
-        for index, env in enumerate(envs):
-            self._queued[env] = self._first_actions(best[index])
-            if self._on_plan is not None:
-                tokens, scores = plan.tokens[index].cpu().numpy(), plan.scores[index].cpu().numpy()
-                self._on_plan(PlanTrace(env, self._steps[env], prompts[index], tokens, scores))
-        assert all(len(self._queued[env]) <= config.replan_every for env in envs)
+    def __init__(self) -> None:
+        self.past: list[TokenArray] = []  # rows [D] of past transitions
+        self.state: TokenArray | None = None  # tokens [O] of the current state
+        self.action: TokenArray | None = None  # tokens [A] of the last action
+        self.queued: list[TokenArray] = []  # planned actions that were not taken yet
+        self.step = 0  # of the episode
 
-    def _make_plan(self, prompts: TokenArray, envs: list[int]) -> Plan:
-        # Noise is a function of the seed and of what the plan is for, not of the environment's place in a batch.
-        seeds = [
-            stream_seed(self._seed, self._steps[env], zlib.crc32(row.tobytes()))
-            for env, row in zip(envs, prompts, strict=True)
-        ]
-        map_embedding = self._maps[envs] if self.model.layout.map_shape else None
-        if self._captured is not None:
-            return self._captured(prompts, np.array(seeds), map_embedding)
-        device = self.model.device
-        return self._search(torch.from_numpy(prompts).to(device), torch.tensor(seeds, device=device), map_embedding)
-
-    def _search(self, prompts: Tensor, seeds: Tensor, map_embedding: Tensor | None) -> Plan:
-        """Search for the best continuations of prompts [E, L]; seeds [E] are those of the noise."""
-        layout, config, decoder = self.model.layout, self.config, self._decoder
-        if self._objective is None:
-            if config.imitate == "median":
-                return median_continuation(
-                    decoder,
-                    prompts,
-                    num_tokens=(config.replan_every - 1) * layout.size + layout.action_dim,
-                    min_tokens=layout.action_dim,
-                    map_embedding=map_embedding,
-                )
-            return likelihood_search(
-                decoder,
-                prompts,
-                num_tokens=config.horizon * layout.size - layout.observation_dim,
-                beam_width=config.beam_width,
-                min_tokens=layout.action_dim,
-                map_embedding=map_embedding,
-            )
-        return beam_search(
-            decoder,
-            prompts,
-            self._objective,
-            layout=layout,
-            values=self._values,
-            config=config,
-            noise=Noise(seeds),
-            opening=prompts.shape[1] == layout.goal_dim + layout.observation_dim,
-            keep=decoder.keep if isinstance(decoder, FusedDecoder) else None,
-            map_embedding=map_embedding,
-        )
-
-    def _first_actions(self, tokens: TokenArray) -> list[TokenArray]:
-        """The actions to take from a plan [n] before the next one is made."""
-        layout, stop = self.model.layout, self.model.discretizer.stop
-        actions = [tokens[: layout.action_dim]]
-        for index in range(1, self.config.replan_every):
-            end = index * layout.size + layout.action_dim
-            if (tokens[:end] == stop).any():
-                break  # the plan sees the episode end here; if it does not, there will be a new plan
-            actions.append(tokens[end - layout.action_dim : end])
-        return actions
-
-
-class Controller:
-    """One system under control, without Gymnasium: observations in, actions out."""
-
-    def __init__(self, policy: Policy) -> None:
-        """Ask a policy."""
-        self._policy = policy
-        self._first = True
-
-    def reset(self) -> None:
-        """Begin another episode: what was seen before is forgotten."""
-        self._first = True
-
-    def act(
-        self,
-        observation: npt.ArrayLike,
-        *,
-        reward: float = 0.0,
-        goal: npt.ArrayLike | None = None,
-        map: MapArray | None = None,
-    ) -> FloatArray:
-        """Action [A] for an observation [O]; `reward` is the last action's, `goal` [G] is for models that have one.
-
-        So is `map` [C, H, W], a map say; it is read at the first step of an episode.
-        """
-        goals = np.zeros((1, 0), np.float32) if goal is None else np.asarray(goal, np.float32)[None]
-        step = Step(
-            observations=np.asarray(observation, np.float32)[None],
-            rewards=np.array([0.0 if self._first else reward], np.float32),
-            first=np.array([self._first]),
-            goals=goals,
-            active=np.array([True]),
-            maps=None if map is None else map[None],
-        )
-        self._first = False
-        action: FloatArray = self._policy.act(step)[0]
-        return action
+    @property
+    def observed(self) -> TokenArray:
+        """Tokens of the current state [O]."""
+        assert self.state is not None
+        return self.state

@@ -15,14 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig, TrainConfig
+from trajectory_transformer.config import ModelConfig, Sampler, SearchConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.episode import Dataset, Episode
+from trajectory_transformer.gpu.backends import make_batch_maker, make_engine
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.planner import PlanningPolicy, PlanTrace
+from trajectory_transformer.planner import PlanKind, Planner, PlanTrace
 from trajectory_transformer.rollout import Step
-from trajectory_transformer.search.objectives import discounted_return
 from trajectory_transformer.search.predict import predict
 from trajectory_transformer.tokens.windows import tokenize
+from trajectory_transformer.training.parallel import World
 from trajectory_transformer.training.train import Trainer
 
 Arrays = dict[str, npt.NDArray[np.generic]]
@@ -63,14 +64,7 @@ TOKENS = {
     "discrete": TokenConfig(num_bins=12, discretizer="uniform"),
     "map": TokenConfig(num_bins=SIZE + 1, goal_dims=(0, 1), rewards=False),
     # The authors' conventions.
-    "reference": TokenConfig(
-        num_bins=20,
-        bin_value="midpoint",
-        termination_penalty=-100.0,
-        final_observation=False,
-        max_episode_steps=1000,
-        loss_mask="input",
-    ),
+    "reference": TokenConfig(num_bins=20, termination_penalty=-100.0, authors_conventions=True),
     # The paper's return-to-go, and returns that go on after a recording's end.
     "paper": TokenConfig(num_bins=20, value_includes_reward=True, truncated="continue"),
 }
@@ -82,12 +76,19 @@ def trained(name: str, device: torch.device) -> tuple[TrajectoryModel, list[floa
     data = dataset(KINDS.get(name, name))
     small = ModelConfig(window=4, num_layers=2, num_heads=2, width=32, dropout=0.1)
     model = TrajectoryModel.create(data, TOKENS[name], small, seed=5)
-    windows = tokenize(data, model.discretizer, model.layout, TOKENS[name]).to(device)
+    windows = tokenize(data, model.tokenizer).to(device)
     model.gpt.to(device)
-    config = TrainConfig(
-        steps=STEPS, batch_size=16, learning_rate=3e-3, log_every=1, seed=5, augment="grid" if name == "map" else "none"
+    config = TrainConfig(steps=STEPS, batch_size=16, learning_rate=3e-3, augment="grid" if name == "map" else "none")
+    trainer = Trainer(
+        model,
+        windows,
+        config,
+        seed=5,
+        engine=make_engine(model, config, World()),
+        make_batch=make_batch_maker(model, windows, config),
+        log_every=1,
     )
-    losses = [metrics.loss for metrics in Trainer(model, windows, config).run() if metrics is not None]
+    losses = [metrics.loss for metrics in trainer.run() if metrics is not None]
     return model, losses
 
 
@@ -96,9 +97,9 @@ BASE = SearchConfig(beam_width=8, horizon=4, context=3)
 SEARCHES: dict[str, tuple[str, bool, dict[str, object]]] = {
     "return": ("reward", True, {}),
     "return_sliding": ("reward", True, {"window": 2, "context": 1}),
-    "return_top": ("reward", True, {"action_nucleus": None, "action_top_k": 5, "expansion": 3}),
-    "return_middle": ("reward", True, {"action_middle": 0.4, "opening_nucleus": 1.0}),
-    "return_observed": ("reward", True, {"observation_top_k": None, "observation_nucleus": 0.8, "horizon": 7}),
+    "return_top": ("reward", True, {"action": Sampler(top_k=5), "expansion": 3}),
+    "return_middle": ("reward", True, {"action": Sampler(middle=0.4), "first_action": Sampler(nucleus=1.0)}),
+    "return_observed": ("reward", True, {"observation": Sampler(nucleus=0.8), "horizon": 7}),
     "return_replan": ("reward", True, {"replan_every": 2}),
     "return_discrete": ("discrete", True, {}),
     "return_paper": ("paper", True, {"context": 2}),
@@ -117,11 +118,9 @@ def plans(model: TrajectoryModel, name: str, **changes: object) -> Arrays:
     """What a planner does in eight steps of three systems of noise."""
     layout, for_return, own = SEARCHES[name]
     config = SearchConfig(**{**vars(BASE), **own, **changes})
-    objective = None
-    if for_return:
-        objective = discounted_return(0.99, value_includes_reward=model.tokens.value_includes_reward)
     traces: list[PlanTrace] = []
-    policy = PlanningPolicy(model, config, objective, seed=3, on_plan=traces.append)
+    kind: PlanKind = "return" if for_return else "goal" if model.layout.goal_dim else "imitate"
+    policy = Planner(model, kind=kind, search=config, seed=3, on_plan=traces.append).policy()
     rng = np.random.default_rng(11)
     actions = []
     on_map = layout == "map"
@@ -151,7 +150,7 @@ def bf16_plans(device: torch.device) -> Arrays:
     return {
         f"plan/{name}/bf16/{part}": array
         for name in ("return", "return_sliding", "return_middle", "return_observed", "likelihood", "median")
-        for part, array in plans(model, name, decoder="fused", precision="bf16").items()
+        for part, array in plans(model, name, backend="fused").items()
     }
 
 
@@ -164,18 +163,13 @@ def record(device: torch.device, report: Callable[[str], None] = lambda line: No
         arrays[f"train/{name}/losses"] = np.array(losses)
         for key, value in models[name].gpt.state_dict().items():
             arrays[f"train/{name}/weights/{key}"] = value.cpu().numpy()
-        arrays[f"train/{name}/values"] = models[name].discretizer.values
+        arrays[f"train/{name}/values"] = models[name].tokenizer.discretizer.values
         report(f"trained {name}: {losses[0]:.6f} -> {losses[-1]:.6f}")
-    if device.type == "cuda":
-        decoders: dict[str, dict[str, object]] = {
-            "fused": {"decoder": "fused", "precision": "float32"},
-            "cached": {"decoder": "cached"},
-        }
-    else:
-        decoders = {"naive": {"decoder": "naive"}, "cached": {"decoder": "cached"}}
+    backends = {"fused": "fused-float32"} if device.type == "cuda" else {"naive": "naive"}
+    backends["cached"] = "cached"
     for name, (layout, _, _) in SEARCHES.items():
-        for decoder, changes in decoders.items():
-            for part, array in plans(models[layout], name, **changes).items():
+        for decoder, backend in backends.items():
+            for part, array in plans(models[layout], name, backend=backend).items():
                 arrays[f"plan/{name}/{decoder}/{part}"] = array
         report(f"planned {name}")
     if device.type == "cuda":

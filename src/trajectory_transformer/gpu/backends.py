@@ -1,38 +1,140 @@
-"""Which decoder a device and a model get, and why not a faster one."""
+"""Which decoder and which engine a device and a model get, and why not a faster one."""
 
+import importlib.util
 import logging
-from typing import Literal
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import torch
+from torch import Tensor, distributed
+
+from trajectory_transformer.config import SearchConfig, TrainConfig
+from trajectory_transformer.gpu.planning.captured import CapturedSearch, Search
 from trajectory_transformer.gpu.planning.fused import FusedDecoder, why_not_fused
+from trajectory_transformer.gpu.training.batches import device_batch_maker
+from trajectory_transformer.gpu.training.captured import CompiledEngine
+from trajectory_transformer.gpu.training.fused import FusedEngine, why_not_fused_training
 from trajectory_transformer.model.gpt import GPT
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.search.beam import Plan
 from trajectory_transformer.search.cached import CachedDecoder
-from trajectory_transformer.search.decoder import Decoder
-from trajectory_transformer.search.naive import NaiveDecoder
+from trajectory_transformer.search.decoder import Decoder, NaiveDecoder
+from trajectory_transformer.tokens.windows import TokenizedDataset
+from trajectory_transformer.training.engine import EagerEngine, Engine
+from trajectory_transformer.training.parallel import World
+from trajectory_transformer.training.train import MakeBatch, batch_maker
 
 log = logging.getLogger(__name__)
 
+SearchWith = Callable[[Decoder, Tensor, Tensor, Tensor | None], Plan]
+"""A search: decoder, prompts [E, L], noise seeds [E], map embeddings [E, width] -> plans."""
 
-DECODERS: dict[str, type[NaiveDecoder] | type[CachedDecoder]] = {"cached": CachedDecoder, "naive": NaiveDecoder}
+
+def find_device(name: str) -> torch.device:
+    """A device by name; `auto` is the GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"the device must be auto, cpu or cuda, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name} was requested, but torch finds no GPU here; use cpu")
+    return device
 
 
-def make_decoder(
-    name: str, gpt: GPT, window: int | None = None, *, precision: Literal["auto", "bf16", "float32"] = "auto"
-) -> Decoder:
-    """A decoder by name; `window` transitions are visible at once, by default as many as in training.
+def prepare_search(search: SearchWith, gpt: GPT, config: SearchConfig) -> Search:
+    """The search with the decoder that `config.backend` names, as fast as the device allows.
 
-    `auto` is `fused` on a GPU where that can be, else `cached`. Only `fused` can compute in bfloat16.
+    The result takes prompts and seeds on the host. On a GPU the whole search is captured as a CUDA graph.
     """
+    device = gpt.position_embedding.device
+    fused = _fused_decoder(gpt, config)
+    if fused is not None:
+        return CapturedSearch(lambda *given: search(fused, *given), device, refresh=fused.refresh)
+    decoder = NaiveDecoder(gpt, config.window) if config.backend == "naive" else CachedDecoder(gpt, config.window)
+    return lambda prompts, seeds, maps: search(decoder, prompts.to(device), seeds.to(device), maps)
+
+
+def _fused_decoder(gpt: GPT, config: SearchConfig) -> FusedDecoder | None:
+    """The fused decoder where it is requested, or the best choice and supported."""
     on_gpu = gpt.position_embedding.device.type == "cuda"
-    if name == "fused" and not on_gpu:
-        raise ValueError("search.decoder fused needs a GPU, the model is on the CPU: use cached")
-    if name == "fused" or (name == "auto" and on_gpu):
-        bf16 = precision == "bf16"
-        if precision == "auto":
-            bf16 = why_not_fused(gpt, window or gpt.config.window, bf16=True) is None
-        try:
-            return FusedDecoder(gpt, window, bf16=bf16)
-        except (OSError, RuntimeError, ValueError) as error:
-            if name == "fused":
-                raise ValueError(f"search.decoder fused cannot be used here: {error}") from error
-            log.warning("planning with the cached decoder instead of the fused one: %s", error)
-    return DECODERS["cached" if name == "auto" else name](gpt, window)
+    requested = config.backend.startswith("fused")
+    if requested and not on_gpu:
+        raise ValueError(f"search.backend {config.backend} needs a GPU, the model is on the CPU: use cached")
+    if not on_gpu or not (requested or config.backend == "auto"):
+        return None
+    window = config.window or gpt.config.window
+    bf16 = config.backend != "fused-float32"
+    if config.backend == "auto":
+        bf16 = why_not_fused(gpt, window, bf16=True) is None
+    try:
+        return FusedDecoder(gpt, config.window, bf16=bf16)
+    except (OSError, RuntimeError, ValueError) as error:
+        if requested:
+            raise ValueError(f"search.backend {config.backend} cannot be used here: {error}") from error
+        log.warning("planning with the cached decoder instead of the fused one: %s", error)
+        return None
+
+
+def make_engine(model: TrajectoryModel, config: TrainConfig, world: World) -> Engine:
+    """The engine that `config.backend` names; `auto` takes the fastest one that works here."""
+    if model.device.type == "cuda":
+        torch.backends.cudnn.deterministic = True  # a resumed run must reach the same bits
+    compiled = why_not_compiled(model.device)
+    fused = compiled or why_not_fused_training(model)
+    if world.size > 1 and fused is None:
+        fused = "it needs a single process"
+    reasons = {"compiled": compiled, "fused": fused}
+    if config.backend in reasons and reasons[config.backend] is not None:
+        raise ValueError(f"train.backend {config.backend} cannot be used here: {reasons[config.backend]}")
+    best = "eager" if compiled else "compiled" if fused else "fused"
+    chosen = best if config.backend == "auto" else config.backend
+    if config.backend == "auto" and chosen == "eager" and model.device.type != "cpu":
+        log.warning("training with the eager backend: %s", compiled)
+    if chosen == "fused":
+        return FusedEngine(model, config)
+    return CompiledEngine(model, config, world) if chosen == "compiled" else EagerEngine(model, config, world)
+
+
+def why_not_compiled(device: torch.device) -> str | None:
+    """Why torch.compile is of no use here; None if it is."""
+    if device.type != "cuda":
+        return "it needs a GPU"
+    if importlib.util.find_spec("triton") is None:
+        return "it needs triton"
+    if not (os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))):
+        return "it needs a C compiler"
+    return None
+
+
+def make_batch_maker(model: TrajectoryModel, data: TokenizedDataset, config: TrainConfig) -> MakeBatch:
+    """How batches are made for the model's device."""
+    if model.device.type == "cpu":
+        return batch_maker(model, data, config)
+    compiled = config.backend != "eager" and why_not_compiled(model.device) is None
+    return device_batch_maker(model, data, config, compiled=compiled)
+
+
+@contextmanager
+def joined_world(device: torch.device) -> Iterator[tuple[World, torch.device]]:
+    """Join the processes that `torchrun` started, if it did: the world, and the device of this process."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield World(), device
+        return
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if device.index >= torch.cuda.device_count():
+            raise ValueError(
+                f"torchrun started more processes than the {torch.cuda.device_count()} GPUs here; "
+                "lower --nproc-per-node or use --device cpu"
+            )
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield World(distributed.get_rank(), size), device
+    finally:
+        distributed.destroy_process_group()

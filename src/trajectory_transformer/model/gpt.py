@@ -1,33 +1,75 @@
-"""The GPT of the paper over slots: embeddings, blocks, one output head per slot, and the same pass with a cache."""
+"""The GPT of the paper: token and position embeddings, transformer blocks, one output head per slot."""
 
-import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trajectory_transformer.config import ModelConfig
-from trajectory_transformer.model.block import Block, Linear, apply_linear
 from trajectory_transformer.model.map_encoder import MapEncoder
-from trajectory_transformer.search.attention import attend_many, attend_one
-from trajectory_transformer.search.cache import KVCache
 from trajectory_transformer.tokens.layout import TokenLayout
 
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention of one block: query, key, value [..., H, L, d] -> [..., H, L, d]."""
 
-@dataclass(frozen=True)
-class Level:
-    """What follows the rows of the level before, in a tree of tokens: E environments with U rows each."""
 
-    tokens: Tensor  # [E, U, S]
-    parents: Tensor  # [E, U], rows of the level before
+def detach_key_bias(bias: Tensor) -> Tensor:
+    """Biases of queries, keys and values [3 * width], with the key biases detached.
+
+    A key bias adds the same number to all scores of a query, and softmax removes it again. Its gradient is rounding
+    error, which Adam would turn into full-sized steps (docs/decisions/0009).
+    """
+    queries, keys, values = bias.chunk(3)
+    return torch.cat([queries, keys.detach(), values])
+
+
+class QKVLinear(nn.Linear):
+    """Queries, keys and values in one linear layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> [..., 3 * width]."""
+        return functional.linear(x, self.weight, detach_key_bias(self.bias))
+
+
+class Block(nn.Module):
+    """Attention and an MLP, each with a layer norm in front and a residual connection around it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Build from sizes."""
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.dropout = config.dropout
+        self.norm1 = nn.LayerNorm(config.width)
+        self.qkv = QKVLinear(config.width, 3 * config.width)
+        self.out = nn.Linear(config.width, config.width)
+        self.norm2 = nn.LayerNorm(config.width)
+        self.up = nn.Linear(config.width, 4 * config.width)
+        self.down = nn.Linear(4 * config.width, config.width)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        """[..., L, width] -> the same shape."""
+        return self.finish(x, attend(*self.project(x)))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values: [..., L, width] -> three of [..., H, L, d]."""
+        flat = self.qkv(self.norm1(x))
+        heads = flat.view(*flat.shape[:-1], 3 * self.num_heads, x.shape[-1] // self.num_heads).transpose(-3, -2)
+        query, key, value = heads.chunk(3, dim=-3)
+        return query, key, value
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Everything after the attention: x [..., L, width], attended [..., H, L, d] -> [..., L, width]."""
+        x = x + self._drop(self.out(attended.transpose(-3, -2).flatten(-2)))
+        return x + self._drop(self.down(functional.gelu(self.up(self.norm2(x)))))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.dropout, self.training)
 
 
 class GPT(nn.Module):
-    """Next-token logits for sequences laid out by a `TokenLayout`: V bins a slot and one stop token."""
+    """Next-token logits for sequences laid out by a `TokenLayout`: V bins per slot and one stop token."""
 
     offsets: Tensor
     mask: Tensor
@@ -50,165 +92,49 @@ class GPT(nn.Module):
         self.apply(_initialize)
         bound = math.sqrt(3.0 / config.width)
         nn.init.uniform_(self.heads, -bound, bound)
-        # Built last: models without one get the random weights that they always got.
         self.map_encoder = MapEncoder(layout.map_shape, config.map_channels, config.width) if layout.map_shape else None
 
         goal_slots = torch.arange(layout.goal_dim)
         slots = layout.goal_dim + torch.arange(layout.size).repeat(config.window)
         self.register_buffer("offsets", torch.cat([goal_slots, slots])[:-1] * num_bins, persistent=False)
-        # A value token is the return that followed, known only in hindsight. If later tokens could read it, training
-        # would leak the future that planning lacks. So no token attends to a value's column, not even its own.
+        # Causal, and no token attends to a value token, not even the value token itself.
         positions = torch.arange(self.max_tokens)
-        readable = torch.tensor([not layout.is_value(int(position)) for position in positions])
+        readable = torch.tensor(layout.readable(0, self.max_tokens))
         mask = (positions[:, None] >= positions[None, :]) & readable[None, :]
         self.register_buffer("mask", mask, persistent=False)
 
+    def forward(self, tokens: Tensor, map_embedding: Tensor | None = None) -> Tensor:
+        """Logits of every token after the first goal token: tokens [B, L] -> [B, L - max(G - 1, 0), V + 1].
+
+        The last position predicts the token that would follow. Without a goal, the first one predicts token 1.
+        `map_embedding` [B, width] comes from `encode_map`.
+        """
+        length = tokens.shape[1]
+        mask = self.mask[:length, :length] if self.layout.rewards else None  # without values plain causality suffices
+        dropout = self.config.dropout if self.training else 0.0
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=mask is None, dropout_p=dropout
+            )
+
+        x = self.embed(tokens, 0, map_embedding)
+        for block in self.blocks:
+            x = block(x, attend)
+        return self._all_logits(x)
+
     def encode_map(self, maps: Tensor | None) -> Tensor | None:
-        """What is added to every token of an episode: maps [B, C, H, W] -> [B, width]; None for models without."""
+        """Embedding of each episode's map: maps [B, C, H, W] -> [B, width]; None for models without maps."""
         if self.map_encoder is None:
             return None
-        assert maps is not None, "the model reads a map_embedding"
+        assert maps is not None, "the model reads a map"
         encoded: Tensor = self.map_encoder(maps)
         return encoded
 
-    def forward(self, tokens: Tensor, map_embedding: Tensor | None = None) -> Tensor:
-        """Logits of every token after the goal's first: tokens [B, L] -> [B, L - max(G - 1, 0), V + 1].
-
-        The last of them predicts the token that would follow. Without a goal, the first predicts token 1. `map_embedding`
-        [B, width] is what `encode_map` made of each episode's.
-        """
-        x = self._embed(tokens, 0, map_embedding)
-        mask = self._mask(tokens.shape[1])
-        for block in self.blocks:
-            x = block(x, mask)
-        return self._all_logits(x)
-
-    def read(
-        self,
-        tokens: Tensor,
-        map_embedding: Tensor | None = None,
-        linear: Linear = apply_linear,
-        *,
-        multiple_of: int = 1,
-    ) -> tuple[Tensor, Tensor]:
-        """Keys and values, of one pass over tokens [B, L], that later tokens may read: two of [layers, B, H, C, d].
-
-        Columns behind the last are filled up to a multiple with copies of it.
-        """
-        # Nothing attends to a value: without them plain causality says it all.
-        x = self._embed(tokens, 0, map_embedding)[
-            :, _readable_rows(self.layout, tokens.shape[1], multiple_of, tokens.device)
-        ]
-        keys, values = [], []
-        for layer, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
-            query, key, value = block.project(x, linear)
-            keys.append(key)
-            values.append(value)
-            if layer + 1 < len(self.blocks):
-                # Not by cuDNN, which for so few tokens takes longer to start than to work.
-                with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-                    attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-                x = block.finish(x, attended, linear)
-        return torch.stack(keys), torch.stack(values)
-
-    def extend(
-        self,
-        tokens: Tensor,
-        start: int,
-        cache: KVCache,
-        linear: Linear = apply_linear,
-        map_embedding: Tensor | None = None,
-    ) -> Tensor:
-        """Read S more tokens of every candidate from position `start`: tokens [E, K, S] -> logits [E, K, V + 1].
-
-        `map_embedding` [E, width] is shared by the candidates of an environment.
-        """
-        num_new = tokens.shape[2]
-        x = self._embed(tokens, start, None if map_embedding is None else map_embedding[:, None])  # [E, K, S, width]
-        readable = self.readable(start, start + num_new)
-        # Of the new columns, a token sees those up to its own; all older ones are in its past.
-        mask = None if num_new == 1 else self.mask[start : start + num_new, start : start + num_new][:, readable]
-        for layer, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
-            query, key, value = block.project(x, linear)
-            if len(readable) < num_new:
-                key, value = key[..., readable, :], value[..., readable, :]
-            cache.write(layer, key, value)
-            attended = attend_one(query, cache, layer) if mask is None else attend_many(query, cache, layer, mask)
-            x = block.finish(x, attended, linear)
-        cache.advance()
-        return self._logits_after(x[:, :, -1], start + num_new)
-
-    def make_cache(self, *, num_envs: int, max_candidates: int, max_own: int) -> KVCache:
-        """An empty cache with room for so many tokens of so many candidates of each environment, prompts apart."""
-        return KVCache(
-            self.position_embedding.detach()[0].view(self.config.num_heads, -1),
-            layers=self.config.num_layers,
-            num_envs=num_envs,
-            max_candidates=max_candidates,
-            max_own=max_own,
-        )
-
-    def read_tree(
-        self,
-        prompt: Tensor,
-        levels: Sequence[Level],
-        cache: KVCache,
-        linear: Linear,
-        map_embedding: Tensor | None = None,
-    ) -> Tensor:
-        """Read prompts [E, L] and all that branches from them, everything once, into a cache.
-
-        The cache then holds the last level's rows as candidates; returns the logits after them [E, U, V + 1]. `map_embedding`
-        [E, width] is shared by all rows of an environment.
-        """
-        map_embedding = None if map_embedding is None else map_embedding[:, None]
-        levels = [Level(prompt[:, None], prompt.new_zeros(len(prompt), 1)), *levels]
-        parts, columns, masks = [], [], []
-        end = 0
-        for level in levels:
-            start, end = end, end + level.tokens.shape[2]
-            # Nothing attends to a value: it need not be read, unless what follows it is asked for.
-            kept = readable = self.readable(start, end)
-            if level is levels[-1] and end - start - 1 not in readable:
-                kept = [*readable, end - start - 1]
-            parts.append(self._embed(level.tokens, start, map_embedding)[:, :, kept].flatten(0, 1))  # [E * U, S, width]
-            columns.append(len(readable))
-            masks.append(self.mask[start:end, :end][kept][:, self.readable(0, end)])
-        sizes = [part.shape[:2] for part in parts]
-        x = torch.cat([part.flatten(0, 1) for part in parts])  # [N, width], so that linear layers see all at once
-        shared, own = [], []
-        for layer, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
-            last = layer + 1 == len(self.blocks)
-            query, key, value = (_by_level(part, sizes) for part in block.project(x, linear))
-            attended = []
-            path = torch.stack([key[0][:, :, :0], value[0][:, :, :0]])  # [2, E * U, H, C, d], up to and with each row
-            for index, level in enumerate(levels):
-                firsts = torch.arange(len(prompt), device=prompt.device)[:, None] * (path.shape[1] // len(prompt))
-                new = (key[index][:, :, : columns[index]], value[index][:, :, : columns[index]])
-                path = _longer(path, (firsts + level.parents).flatten(), new)
-                if index == 0:
-                    shared.append(path)
-                asking = query[index]
-                if last:  # beyond keys and values, only what comes after the last tokens is wanted
-                    asking = asking[:, :, -1:] if index + 1 == len(levels) else asking[:, :, :0]
-                if asking.shape[2]:
-                    mask = masks[index][-asking.shape[2] :]
-                    found = functional.scaled_dot_product_attention(asking, path[0], path[1], attn_mask=mask)
-                    attended.append(found.transpose(1, 2).flatten(0, 1))  # [E * U * S, H, d]
-            own.append(path[:, :, :, shared[-1].shape[3] :])
-            if last:
-                x = x[-math.prod(sizes[-1]) :].view(*sizes[-1], -1)[:, -1]
-            x = block.finish(x, torch.cat(attended).transpose(0, 1), linear)
-        cache.restart(torch.stack(shared), torch.stack(own))
-        return self._logits_after(x.view(len(prompt), -1, x.shape[-1]), end)
-
-    def _embed(self, tokens: Tensor, start: int, map_embedding: Tensor | None) -> Tensor:
+    def embed(self, tokens: Tensor, start: int, map_embedding: Tensor | None) -> Tensor:
         """Token plus position embeddings: tokens [..., L] at positions start.. -> [..., L, width].
 
-        `map_embedding` [..., width] is added to all of them.
+        `map_embedding` [..., width] is added at every position.
         """
         end = start + tokens.shape[-1]
         assert end <= self.max_tokens, f"{end} tokens do not fit the {self.max_tokens} of the model's window"
@@ -219,19 +145,15 @@ class GPT(nn.Module):
             x = x + map_embedding[..., None, :]
         return functional.dropout(x, self.config.dropout, self.training)
 
-    def _mask(self, length: int) -> Tensor | None:
-        """Which columns each row may read; None where plain causality says it all."""
-        return self.mask[:length, :length] if self.layout.rewards else None
-
-    def readable(self, start: int, end: int) -> list[int]:
-        """Offsets, within a range of positions, of the tokens that later ones may read."""
-        return [position - start for position in range(start, end) if not self.layout.is_value(position)]
+    def logits_after(self, x: Tensor, num_read: int) -> Tensor:
+        """Logits of the token at position `num_read` from the hidden state before it: [..., width] -> [..., V + 1]."""
+        return functional.linear(self.norm(x), self.heads[self.layout.slot(num_read)])
 
     def _all_logits(self, x: Tensor) -> Tensor:
         """Apply to each position the head of the slot that follows it: x [B, L, width] -> [B, L', V + 1]."""
         x = self.norm(x)
-        # Shift so that entry j predicts slot j mod D: drop goal positions that predict goal tokens, or without a goal
-        # put one unused entry where slot 0 of the first transition would be predicted. Then whole transitions.
+        # Align whole transitions so that entry j predicts slot j mod D: drop positions that predict goal tokens, or
+        # without a goal insert one unused entry where slot 0 of the first transition would be predicted.
         unused = 0 if self.layout.goal_dim else 1
         x = x[:, max(self.layout.goal_dim - 1, 0) :]
         used = unused + x.shape[1]
@@ -240,39 +162,9 @@ class GPT(nn.Module):
         logits = torch.einsum("btdw,dvw->btdv", by_slot, self.heads)
         return logits.flatten(1, 2)[:, unused:used]
 
-    def _logits_after(self, x: Tensor, num_read: int) -> Tensor:
-        """Logits of the token at position `num_read` from the hidden state before it: [..., width] -> [..., V + 1]."""
-        return functional.linear(self.norm(x), self.heads[self.layout.slot(num_read)])
-
-
-@functools.cache
-def _readable_rows(layout: TokenLayout, length: int, multiple_of: int, device: torch.device) -> Tensor:
-    """Which of so many tokens later ones may read, the last repeated up to a multiple."""
-    rows = [position for position in range(length) if not layout.is_value(position)]
-    return torch.tensor(rows + rows[-1:] * (-len(rows) % multiple_of), dtype=torch.long, device=device)
-
-
-def _by_level(rows: Tensor, sizes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Take apart what all levels went through together: rows [H, N, d] -> [B, H, S, d] for each size (B, S)."""
-    parts = torch.split(rows, [math.prod(size) for size in sizes], dim=1)
-    return [
-        part.view(len(rows), *size, rows.shape[-1]).transpose(0, 1) for part, size in zip(parts, sizes, strict=True)
-    ]
-
-
-def _longer(path: Tensor, rows: Tensor, new: tuple[Tensor, Tensor]) -> Tensor:
-    """Some rows of keys and values [2, B, H, C, d], rows [B'], with new columns after the old [B', H, S, d]."""
-    done = path.shape[3]
-    longer = path.new_empty(2, len(rows), path.shape[2], done + new[0].shape[2], path.shape[4])
-    for old, part, more in zip(path, longer, new, strict=True):
-        if done:
-            torch.index_select(old, 0, rows, out=part[:, :, :done])
-        part[:, :, done:] = more
-    return longer
-
 
 def _initialize(module: nn.Module) -> None:
-    """Small normal weights and zero biases, as GPT."""
+    """Small normal weights and zero biases, as in GPT."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
         if isinstance(module, nn.Linear):

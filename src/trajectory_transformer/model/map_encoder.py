@@ -1,4 +1,4 @@
-"""What holds for a whole episode, such as a map, as one embedding: a small convolutional network."""
+"""A small convolutional network that turns the map of an episode into one embedding."""
 
 import torch
 from torch import Tensor, nn
@@ -6,14 +6,14 @@ from torch.nn import functional
 
 
 class MapEncoder(nn.Module):
-    """Reads an image-like array; what it makes of it is added to every token, as position embeddings are.
+    """Encodes an image-like array. The result is added to every token, like a position embedding.
 
-    Where something stands matters as much as what it is, so nothing is averaged over places: two halvings of the
-    resolution, each with a residual block, then all that is left in one perceptron.
+    Positions matter as much as contents, so there is no pooling: two strided convolutions, each followed by a residual
+    block, then an MLP over everything that is left.
     """
 
     def __init__(self, shape: tuple[int, ...], channels: int, width: int) -> None:
-        """Read arrays of shape [C, H, W]; `channels` at full resolution, twice as many after it."""
+        """Read arrays of shape [C, H, W] with `channels` at full resolution and twice as many below."""
         super().__init__()
         assert channels >= 1, "an encoder needs channels"
         num_planes, height, breadth = shape
@@ -26,13 +26,13 @@ class MapEncoder(nn.Module):
         self.gather = nn.Linear(2 * channels * places, 4 * width)
         self.out = nn.Linear(4 * width, width)
         self.apply(_initialize)
-        # As large as the token embeddings that it is added to: neither drowns the other at the start.
+        # The same scale as the token embeddings that it is added to.
         nn.init.normal_(self.out.weight, std=0.02)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Embeddings of arrays of numbers around 1: [B, C, H, W] -> [B, width]."""
+        """Maps with values around 1 to embeddings: [B, C, H, W] -> [B, width]."""
         x = maps.to(self.stem.weight.dtype)
-        if x.is_cuda:  # channels last is how a GPU's matrix units read them; otherwise every layer is turned around
+        if x.device.type != "cpu":  # the memory format of accelerators; otherwise every layer would transpose
             x = x.contiguous(memory_format=torch.channels_last)
         x = functional.gelu(self.stem(x))
         x = self.block1(functional.gelu(self.halve1(x)))
@@ -55,7 +55,7 @@ class _Residual(nn.Module):
 
 
 def _initialize(module: nn.Module) -> None:
-    """Weights that keep differences between inputs as large as they are; torch's own lose most of them on the way."""
+    """He initialisation, which keeps the variance of activations; torch's default shrinks it in every layer."""
     if isinstance(module, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         assert module.bias is not None

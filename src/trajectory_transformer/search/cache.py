@@ -1,27 +1,29 @@
-"""Keys and values of tokens already read, so that each token passes through the model once.
+"""Key/value cache of a search, and attention over it.
 
-Candidates of one plan share the prompt: its keys and values are kept once per environment (`shared`), those of the
-planned tokens once per candidate (`own`). Where a selection only multiplies candidates, what they had is kept once for
-the copies of each (`stem`), and nothing moves. Tokens that nothing may attend to (values) are never stored.
+Candidates of one plan share the prompt: its keys and values are stored once per environment (`shared`), those of the
+planned tokens once per candidate (`own`). If a selection only multiplies candidates, what they had is stored once for
+all copies of each (`stem`), and nothing is copied. Value tokens, which nothing may attend to, are never stored.
 """
+
+import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 HEADROOM = 16
-"""Columns to spare after a selection, about a transition."""
+"""Free columns after a selection, about one transition."""
 
 
 class KVCache:
     """Preallocated keys and values of all layers, for E environments with up to K candidates each.
 
-    Candidates are rows, environment by environment. A selection copies from one buffer to another, rows packed as
-    densely as the tokens allow: reading far apart costs more than reading. What all candidates have come to share moves
-    to the shared part.
+    Candidates are rows, environment by environment. A selection copies rows from one buffer to another and packs them
+    densely, because strided reads are slow. What all candidates have in common moves to the shared part.
     """
 
     def __init__(self, like: Tensor, *, layers: int, num_envs: int, max_candidates: int, max_own: int) -> None:
-        """Make room for `max_own` tokens of every candidate beside the prompts; heads are those of `like` [H, d]."""
+        """Allocate `max_own` tokens per candidate besides the prompts; `like` [H, d] gives sizes, type and device."""
         heads, head_dim = like.shape
         self.num_envs = num_envs
         self._sizes = (layers, heads, head_dim)
@@ -31,11 +33,11 @@ class KVCache:
         self.restart(like.new_empty(layers, 2, num_envs, heads, 0, head_dim), None)
 
     def restart(self, shared: Tensor, own: Tensor | None) -> None:
-        """Hold only keys and values of prompts [layers, 2, E, H, C, d], of candidates [layers, 2, E * K, H, P, d]."""
+        """Start again with prompts [layers, 2, E, H, C, d] and candidates [layers, 2, E * K, H, P, d]."""
         self.shared = shared
         self._stem: Tensor | None = None  # [layers, 2, E * K / copies, H, P, d]
         self._own = shared[..., :0, :] if own is None else own
-        self._end = self._written = self._own.shape[4]  # columns written by every layer, by some
+        self._end = self._written = self._own.shape[4]  # columns written by all layers, by some layers
 
     @property
     def num_candidates(self) -> int:
@@ -44,11 +46,11 @@ class KVCache:
 
     @property
     def has_stems(self) -> bool:
-        """Whether candidates are copies that share what they have in common with their siblings alone."""
+        """Whether candidates share a stem with their siblings."""
         return self._stem is not None
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Put S new tokens after the own ones of a layer: [E, K, H, S, d]."""
+        """Append S new tokens of a layer: keys, values [E, K, H, S, d]."""
         self._written = self._end + keys.shape[3]
         if self._written > self._own.shape[4]:
             self._pack(None, keys.shape[3] + HEADROOM)
@@ -56,9 +58,9 @@ class KVCache:
         self._own[layer, 1, :, :, self._end : self._written] = values.flatten(0, 1)
 
     def parts(self, layer: int) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of a layer, the new ones included, by who reads them: some of [E * B, H, C, d].
+        """Keys and values of a layer, new ones included, as parts [E * B, H, C, d].
 
-        Each block of columns is read by the K / B candidates that follow each other there.
+        Each row of a part is shared by K / B consecutive candidates.
         """
         parts = [self.shared[layer], self._own[layer, ..., : self._written, :]]
         if self._stem is not None:
@@ -66,11 +68,11 @@ class KVCache:
         return [(part[0], part[1]) for part in parts if part.shape[3]]
 
     def advance(self) -> None:
-        """Keep the tokens that every layer has written."""
+        """Commit the tokens that all layers have written."""
         self._end = self._written
 
     def select(self, parents: Tensor) -> None:
-        """Replace the candidates by continuations of themselves: parents [E, K'] numbers the old ones."""
+        """Replace the candidates by copies of themselves: parents [E, K'] are indices of the old ones."""
         old, new = self.num_candidates, parents.shape[1]
         candidates = torch.arange(old, device=parents.device)
         if new % old == 0 and bool((parents == candidates.repeat_interleave(new // old)).all()):
@@ -85,15 +87,15 @@ class KVCache:
         self._pack((firsts + parents).flatten(), HEADROOM)
 
     def share(self, num_tokens: int) -> None:
-        """Move the first own tokens to the shared part; the caller knows that all candidates agree on them."""
-        assert self._stem is None, "what is kept in stems is not shared by all"
+        """Move the first own tokens to the shared part; all candidates must agree on them."""
+        assert self._stem is None, "stems are not shared by all candidates"
         firsts = self._own[:, :, :: self.num_candidates, :, :num_tokens]
         self.shared = torch.cat([self.shared, firsts], dim=4)
         self._own = self._own[..., num_tokens:, :]
         self._end = self._written = self._end - num_tokens
 
     def _room(self, num_rows: int, columns: int) -> Tensor:
-        """The next buffer as room for so many rows and at most so many columns [layers, 2, rows, H, columns, d]."""
+        """The next buffer, viewed as [layers, 2, rows, H, columns, d]."""
         layers, heads, head_dim = self._sizes
         columns = min(columns, self._max_own)
         self._buffers.append(self._buffers.pop(0))
@@ -101,7 +103,7 @@ class KVCache:
         return room.view(layers, 2, num_rows, heads, columns, head_dim)
 
     def _pack(self, rows: Tensor | None, spare: int) -> None:
-        """Copy all rows or some, stem and own columns together, into the next buffer with some columns to spare."""
+        """Copy rows (all by default), stem and own columns together, into the next buffer with spare columns."""
         if rows is None:
             rows = torch.arange(self._own.shape[2], device=self._own.device)
         parts = [(self._own[..., : self._end, :], rows)]
@@ -123,5 +125,50 @@ class KVCache:
 
     @staticmethod
     def num_bytes(*, layers: int, width: int, rows: int, max_own: int, itemsize: int) -> int:
-        """Memory that the own keys and values of so many candidates take, all buffers."""
+        """Memory of the own keys and values of `rows` candidates, in all buffers."""
         return 6 * layers * rows * max_own * width * itemsize
+
+
+def attend_many(query: Tensor, cache: KVCache, layer: int, mask: Tensor) -> Tensor:
+    """Attention of S new tokens over all columns: query [E, K, H, S, d], mask [S, last own columns] -> like query.
+
+    Shared columns are copied for each candidate, which is cheap compared with the work on S tokens.
+    """
+    rows = query.flatten(0, 1)
+    parts = [[part.repeat_interleave(len(rows) // len(part), dim=0) for part in both] for both in cache.parts(layer)]
+    keys, values = (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
+    old = mask.new_ones(len(mask), keys.shape[2] - mask.shape[1])
+    attended = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=torch.cat([old, mask], dim=1))
+    return attended.view(query.shape)
+
+
+def attend_one(query: Tensor, cache: KVCache, layer: int) -> Tensor:
+    """Attention of one new token over all columns: query [E, K, H, 1, d] -> the same.
+
+    Candidates that share columns read them in one matmul, without copies. The results of the parts are combined with
+    the weights that a softmax over all columns would give them.
+    """
+    rows = query[..., 0, :].flatten(0, 1)  # [E * K, H, d]
+    found, weight = None, None
+    for keys, values in cache.parts(layer):
+        together = rows.view(len(keys), -1, *rows.shape[1:]).transpose(1, 2)  # [E * B, H, K / B, d]
+        part_found, part_weight = _attend(together, keys, values)
+        part_found = part_found.transpose(1, 2).reshape(rows.shape)
+        part_weight = part_weight.transpose(1, 2).reshape(rows.shape[:2])
+        if found is None or weight is None:
+            found, weight = part_found, part_weight
+        else:
+            found = torch.lerp(found, part_found, torch.sigmoid(part_weight - weight)[..., None])
+            weight = torch.logaddexp(weight, part_weight)
+    assert found is not None, "a token attends at least to itself or to something before it"
+    return found.view(query.shape)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention with its log-sum-exp: query [B, H, S, d], keys and values [B, H, C, d] -> like query, and [B, H, S]."""
+    if query.device.type == "cpu":
+        found, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, keys, values)
+        return found, weight
+    scores = query @ keys.mT / math.sqrt(query.shape[-1])
+    weight = scores.logsumexp(dim=-1)
+    return (scores - weight[..., None]).exp() @ values, weight

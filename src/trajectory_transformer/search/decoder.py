@@ -1,32 +1,36 @@
-"""What every decoder that reads token by token shares: the candidates, the sliding crop, runs of slots."""
+"""What extends candidates: the `Decoder` protocol, the bookkeeping of a token-by-token decoder, and the naive one."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from trajectory_transformer.config import Sampler
 from trajectory_transformer.model.gpt import GPT
-from trajectory_transformer.search.sampling import Estimate, Gumbel, Sampler
+from trajectory_transformer.search.sampling import Gumbel, draw, expected_value
+from trajectory_transformer.tokens.layout import TokenLayout
 
 _HASH_STEP = 6364136223846793005  # odd
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Partial plans and what is known of them. A decoder's own may be overwritten by its next run."""
+    """Partial plans of E environments, K each. A decoder may overwrite its own at its next run."""
 
     tokens: Tensor  # [E, K, n], added so far
-    log_prob: Tensor  # [E, K], of all tokens that runs drew, under the model's own distribution, unfiltered
-    rewards: Tensor  # [E, K, h], predicted, one for each judging run; 0 after a predicted end
-    value: Tensor  # [E, K], predicted return that follows the last reward; 0 after a predicted end
-    ended: Tensor  # [E, K], whether a run other than a judging one drew a stop token
-    identity: Tensor  # [E, K], a hash of all that such runs drew: equal for copies
+    log_prob: Tensor  # [E, K], of all sampled tokens under the unfiltered distribution
+    rewards: Tensor  # [E, K, h], predicted; 0 after a predicted end
+    value: Tensor  # [E, K], predicted return after the last reward; 0 after a predicted end
+    ended: Tensor  # [E, K], whether the plan contains a stop token, so that it sees the episode end
+    identity: Tensor  # [E, K], a hash of all sampled states and actions: equal for copies
+    prompt: Tensor | None = None  # [E, L], what all candidates continue
+    bins: "Bins | None" = None  # what tokens stand for, while an objective looks
 
     @staticmethod
     def start(prompt: Tensor) -> "Candidates":
-        """One for each environment, with nothing behind its prompt [E, L]."""
+        """One empty candidate for each environment: prompt [E, L]."""
         shape, device = (len(prompt), 1), prompt.device
         return Candidates(
             tokens=prompt.new_empty(*shape, 0),
@@ -35,11 +39,48 @@ class Candidates:
             value=torch.zeros(shape, device=device),
             ended=torch.zeros(shape, dtype=torch.bool, device=device),
             identity=torch.zeros(shape, dtype=torch.long, device=device),
+            prompt=prompt,
         )
 
     def select(self, parents: Tensor) -> "Candidates":
-        """Copies of some: parents [E, K']."""
-        return Candidates(*(_pick(getattr(self, field.name), parents) for field in fields(self)))
+        """Copies of some candidates: parents [E, K']."""
+        names = ("tokens", "log_prob", "rewards", "value", "ended", "identity")
+        return replace(self, **{name: _pick(getattr(self, name), parents) for name in names})
+
+    @property
+    def states(self) -> Tensor:
+        """States in real units [E, K, h, O], the current one first: action i is taken in state i."""
+        return self._decode(self._layout.observation)
+
+    @property
+    def actions(self) -> Tensor:
+        """Actions in real units [E, K, h, A]. After a predicted end, states and actions are 0."""
+        return self._decode(self._layout.action)
+
+    @property
+    def _layout(self) -> TokenLayout:
+        assert self.bins is not None, "tokens are decoded for objectives only"
+        return self.bins.layout
+
+    def _decode(self, slots: slice) -> Tensor:
+        assert self.prompt is not None and self.bins is not None
+        layout, table = self.bins.layout, self.bins.values_and_stop
+        state = self.prompt[:, None, -layout.observation_dim :].expand(-1, self.tokens.shape[1], -1)
+        rows = torch.cat([state, self.tokens], dim=2).unflatten(2, (-1, layout.size))  # [E, K, h, D]
+        return table[torch.arange(slots.start, slots.stop, device=table.device), rows[..., slots]]
+
+
+@dataclass(frozen=True)
+class Bins:
+    """What tokens stand for: a layout and the value of every bin."""
+
+    layout: TokenLayout
+    values: Tensor  # [D, V]
+
+    @property
+    def values_and_stop(self) -> Tensor:
+        """Values with a last column for the stop token, 0 [D, V + 1]."""
+        return torch.cat([self.values, self.values.new_zeros(len(self.values), 1)], dim=1)
 
 
 @dataclass(frozen=True)
@@ -49,49 +90,53 @@ class Run:
     num_slots: int  # S
     sampler: Sampler
     noise: Gumbel | None  # None takes the most likely tokens
-    allow_stop: bool = True  # whether the stop token may be drawn
-    values: Tensor | None = None  # [2, V], what the bins stand for: then this is a judging run, of a reward and a value
-    estimate: Estimate | None = None  # how a distribution over them is summed up
+    allow_stop: bool = True  # whether the stop token may be sampled
+    values: Tensor | None = None  # [2, V], bin values of reward and value: set for the run that predicts them
 
     def __post_init__(self) -> None:
-        """Refuse what decoders do not expect."""
-        assert self.values is None or (self.num_slots == len(self.values) == 2 and self.estimate is not None)
+        """A run predicts a reward and a value, or neither."""
+        assert self.values is None or self.num_slots == len(self.values) == 2
 
 
 class Decoder(Protocol):
     """Candidates of E environments and what may follow each.
 
-    Every prompt of one search has the same length. A search starts with one candidate per environment, the prompt.
+    All prompts of one search have the same length. A search starts with one candidate per environment, the prompt.
     """
 
     candidates: Candidates
-    """As many as there are now, K of each."""
+    """The current candidates."""
 
     def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int, map_embedding: Tensor | None = None) -> None:
         """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates.
 
-        `map_embedding` [E, width] is what `GPT.encode_map` made of each environment's, for models that read one.
+        `map_embedding` [E, width] comes from `GPT.encode_map`.
         """
 
     def logits(self) -> Tensor:
-        """Logits of every candidate's next token [E, K, V + 1]; may be asked for once per token."""
+        """Logits of every candidate's next token [E, K, V + 1]; call it at most once per token."""
 
     def append(self, tokens: Tensor) -> None:
         """Add one token to every candidate: tokens [E, K]."""
 
     def select(self, parents: Tensor) -> None:
-        """Replace the candidates by copies of themselves: parents [E, K'] numbers the old ones."""
+        """Replace the candidates by copies of themselves: parents [E, K'] are indices of the old ones."""
 
     def extend(self, *runs: Run) -> None:
-        """Add runs of slots to every candidate, one after the other: between two selections they are independent."""
+        """Add runs of slots to every candidate. Between two selections candidates are independent."""
+
+    def keep(self, scores: Tensor, width: int, *, distinct: bool) -> Tensor:
+        """Indices of the best candidates, best first: scores [E, K] -> [E, width].
+
+        With `distinct`, copies of a better candidate rank after all others.
+        """
 
 
 class StepwiseDecoder(ABC):
-    """Candidates of E environments, extended one token at a time.
+    """Bookkeeping of a decoder that reads token by token.
 
-    A pass of the model may hold `window` transitions at most. When a candidate has that many whole ones and begins
-    another, the oldest slides out and positions restart; the goal stays in front. Every prompt of one search has the
-    same length, and a search starts with one candidate per environment, the prompt.
+    The model sees at most `window` transitions. When a candidate begins another one, the oldest slides out and
+    positions restart; the goal stays in front.
     """
 
     def __init__(self, gpt: GPT, window: int | None = None) -> None:
@@ -113,18 +158,13 @@ class StepwiseDecoder(ABC):
         return self.candidates.tokens
 
     def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int, map_embedding: Tensor | None = None) -> None:
-        """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates.
-
-        `map_embedding` [E, width] is what `GPT.encode_map` made of each environment's, for models that read one.
-        """
+        """Start a search, see `Decoder`."""
         del max_candidates
         layout = self.gpt.layout
-        assert (map_embedding is None) == (self.gpt.map_encoder is None), (
-            "a map_embedding is given where the model reads one"
-        )
+        assert (map_embedding is None) == (self.gpt.map_encoder is None), "exactly models with maps get an embedding"
         if self.window == 1 and not layout.goal_dim and prompt.shape[1] + max_new > layout.size:
             raise ValueError(
-                "search.window must be at least 2 to plan more than one transition without a goal (where the second "
+                "search.window must be at least 2 to plan more than one transition without a goal (when the second "
                 "begins, the first has slid out), got 1"
             )
         self.prompt, self.map_embedding = prompt, map_embedding
@@ -132,63 +172,64 @@ class StepwiseDecoder(ABC):
 
     @abstractmethod
     def logits(self) -> Tensor:
-        """Logits of every candidate's next token [E, K, V + 1]; may be asked for once per token."""
+        """Logits of every candidate's next token [E, K, V + 1]."""
 
     def append(self, tokens: Tensor) -> None:
         """Add one token to every candidate: tokens [E, K]."""
         self.candidates = replace(self.candidates, tokens=torch.cat([self.tokens, tokens[:, :, None]], dim=2))
 
     def select(self, parents: Tensor) -> None:
-        """Replace the candidates by copies of themselves: parents [E, K'] numbers the old ones."""
+        """Replace the candidates by copies of themselves: parents [E, K']."""
         self.candidates = self.candidates.select(parents)
 
     @torch.no_grad()
     def extend(self, *runs: Run) -> None:
-        """Add runs of slots to every candidate, one after the other."""
+        """Add runs of slots to every candidate."""
         for run in runs:
             for slot in range(run.num_slots):
                 logits = self.logits()
-                drawn_from = logits
+                allowed = logits
                 if not run.allow_stop:
-                    drawn_from = logits.clone()
-                    drawn_from[..., -1] = -torch.inf
-                token = run.sampler.draw(drawn_from, None if run.noise is None else run.noise.slot(slot))
+                    allowed = logits.clone()
+                    allowed[..., -1] = -torch.inf
+                token = draw(run.sampler, allowed, None if run.noise is None else run.noise.slot(slot))
                 self.append(token)
-                self._add_up(run, slot, logits, token)
+                self._record(run, slot, logits, token)
 
-    def _add_up(self, run: Run, slot: int, logits: Tensor, token: Tensor) -> None:
-        """Note what the token drawn in a slot changes: logits [E, K, V + 1], token [E, K]."""
+    def keep(self, scores: Tensor, width: int, *, distinct: bool) -> Tensor:
+        """Indices of the best candidates, see `Decoder`."""
+        rank = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        if distinct:
+            rank = rank + scores.shape[1] * _repeated(self.candidates.identity, rank)
+        return rank.argsort(dim=1)[:, :width]
+
+    def _record(self, run: Run, slot: int, logits: Tensor, token: Tensor) -> None:
+        """Update what is known of the candidates: logits [E, K, V + 1] and the token sampled from them [E, K]."""
         known = self.candidates
-        rewards, value, ended, identity = known.rewards, known.value, known.ended, known.identity
-        if run.values is None or run.estimate is None:
-            ended = ended | (token == logits.shape[-1] - 1)
-            identity = identity * _HASH_STEP + (token + 1)  # wraps round, as a hash may
+        log_prob = known.log_prob + logits.log_softmax(dim=-1).gather(-1, token[..., None])[..., 0]
+        if run.values is None:
+            ended = known.ended | (token == logits.shape[-1] - 1)
+            identity = known.identity * _HASH_STEP + (token + 1)  # a hash may overflow
+            self.candidates = replace(known, log_prob=log_prob, ended=ended, identity=identity)
+            return
+        expected = expected_value(logits, run.values[slot]).masked_fill(known.ended, 0.0)
+        if slot == 0:
+            rewards = torch.cat([known.rewards, expected[..., None]], dim=-1)
+            self.candidates = replace(known, log_prob=log_prob, rewards=rewards)
         else:
-            worth = run.estimate(logits, run.values[slot], token).masked_fill(ended, 0.0)
-            if slot:
-                value = worth
-            else:
-                rewards = torch.cat([rewards, worth[..., None]], dim=-1)
-        self.candidates = Candidates(
-            known.tokens,
-            known.log_prob + logits.log_softmax(dim=-1).gather(-1, token[..., None])[..., 0],
-            rewards,
-            value,
-            ended,
-            identity,
-        )
+            self.candidates = replace(known, log_prob=log_prob, value=expected)
 
     def num_cropped(self, num_more: int = 0) -> int:
-        """Tokens after the goal that have slid out, counted over prompt and candidate; whole transitions.
+        """Tokens after the goal that have slid out of the window, in whole transitions.
 
-        With `num_more`, how many it will be when each candidate has so many more tokens.
+        With `num_more`: how many it will be after that many more tokens.
         """
         layout = self.gpt.layout
         after_goal = self.prompt.shape[1] + self.tokens.shape[2] + num_more - layout.goal_dim
         return max(after_goal // layout.size - (self.window - 1), 0) * layout.size
 
     def visible(self, cropped: int) -> tuple[Tensor, Tensor]:
-        """What is left of prompts [E, L'] and candidates [E, K, n'] after `cropped` tokens behind the goal are gone."""
+        """Prompts [E, L'] and candidates [E, K, n'] without the first `cropped` tokens after the goal."""
         goal = self.gpt.layout.goal_dim
         in_prompt = min(cropped, self.prompt.shape[1] - goal)
         prompt = self.prompt
@@ -197,8 +238,32 @@ class StepwiseDecoder(ABC):
         return prompt, self.tokens[:, :, cropped - in_prompt :]
 
 
+class NaiveDecoder(StepwiseDecoder):
+    """The readable oracle: a full forward pass over everything visible, for every token of every candidate."""
+
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        """Logits of every candidate's next token [E, K, V + 1]."""
+        prompt, own = self.visible(self.num_cropped())
+        shared = prompt[:, None].expand(-1, own.shape[1], -1)
+        rows = torch.cat([shared, own], dim=2).flatten(0, 1)
+        maps = None if self.map_embedding is None else self.map_embedding.repeat_interleave(own.shape[1], dim=0)
+        last: Tensor = self.gpt(rows, maps)[:, -1]
+        return last.view(*own.shape[:2], -1)
+
+
 def _pick(part: Tensor, rows: Tensor) -> Tensor:
     """Rows of every environment: part [E, K, ...], rows [E, K'] -> [E, K', ...]."""
     if part.dim() == 2:
         return part.gather(1, rows)
     return part.gather(1, rows[..., None].expand(-1, -1, part.shape[2]))
+
+
+def _repeated(identity: Tensor, rank: Tensor) -> Tensor:
+    """Which candidates are copies of a better one: identity, rank [E, K] -> [E, K], 0 or 1."""
+    by_rank = rank.argsort(dim=1)
+    order = by_rank.gather(1, identity.gather(1, by_rank).argsort(dim=1, stable=True))  # copies adjacent, best first
+    ordered = identity.gather(1, order)
+    same = torch.zeros_like(ordered)
+    same[:, 1:] = (ordered[:, 1:] == ordered[:, :-1]).long()
+    return torch.zeros_like(same).scatter(1, order, same)

@@ -1,6 +1,4 @@
-"""What candidates are ranked by. A goal is not an objective but a prompt."""
-
-import functools
+"""What candidates are ranked by. A goal is not an objective but part of the prompt."""
 
 import torch
 from torch import Tensor
@@ -10,25 +8,20 @@ from trajectory_transformer.search.decoder import Candidates
 
 
 def log_likelihood(candidates: Candidates) -> Tensor:
-    """How much a candidate looks like the data: imitation."""
+    """How likely a candidate is under the model: imitation."""
     return candidates.log_prob
 
 
 def discounted_return(discount: float, *, value_includes_reward: bool = False) -> Objective:
-    """Rewards so far plus the return that follows them.
+    """Rewards so far plus the value that follows them.
 
-    A value that includes its own step's reward (the paper's return-to-go) stands in for the last reward as well.
+    A value that includes its own step's reward (the paper's return-to-go) replaces the last reward.
     """
 
     def score(candidates: Candidates) -> Tensor:
-        rewards = candidates.rewards[..., :-1] if value_includes_reward else candidates.rewards
+        rewards = candidates.rewards[..., :-1] if value_includes_reward else candidates.rewards  # [E, K, h]
         steps = rewards.shape[-1]
-        return torch.add(rewards @ _weights(discount, steps, rewards.device), candidates.value, alpha=discount**steps)
+        weights = discount ** torch.arange(steps, device=rewards.device)
+        return torch.add(rewards @ weights, candidates.value, alpha=discount**steps)
 
     return score
-
-
-@functools.cache
-def _weights(discount: float, steps: int, device: torch.device) -> Tensor:
-    """What rewards count, one after the other [steps]. Made once: on a GPU three operations each time add up."""
-    return discount ** torch.arange(steps, device=device)

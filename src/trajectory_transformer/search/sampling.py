@@ -1,38 +1,30 @@
-"""Next tokens from logits: filters, Gumbel noise, and what a predicted distribution is worth."""
+"""Next tokens from logits: filters, Gumbel noise, and the mean of a predicted distribution."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-Estimate = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Worth of a discretised scalar: logits [..., V + 1], values [V], sampled tokens [...] -> [...]."""
+from trajectory_transformer.config import Sampler
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """How tokens are drawn: the distribution is sharpened by temperature and cut by filters, then noise decides."""
+def draw(sampler: Sampler, logits: Tensor, noise: Tensor | None) -> Tensor:
+    """Sample one token per row by the Gumbel-max trick: logits, noise [..., V] -> [...].
 
-    temperature: float = 1.0
-    top_k: int | None = None  # keep so many most likely tokens
-    nucleus: float | None = None  # keep the most likely tokens that hold this share of the mass
-    middle: float | None = None  # keep the tokens around the median that hold this share of the mass
-
-    def draw(self, logits: Tensor, noise: Tensor | None) -> Tensor:
-        """One token a row by the Gumbel-max trick, without noise the most likely: logits, noise [..., V] -> [...]."""
-        if noise is None:
-            return logits.argmax(dim=-1)
-        scaled = logits / self.temperature
-        if self.top_k is not None and self.top_k < logits.shape[-1]:
-            scaled = keep_top(scaled, self.top_k)
-        if self.nucleus is not None and self.nucleus < 1.0:
-            scaled = keep_nucleus(scaled, self.nucleus)
-        if self.middle is not None and self.middle < 1.0:
-            scaled = keep_middle(scaled, self.middle)
-        return (scaled + noise).argmax(dim=-1)
+    Without noise, take the most likely token.
+    """
+    if noise is None:
+        return logits.argmax(dim=-1)
+    scaled = logits / sampler.temperature
+    if sampler.middle is not None:
+        scaled = keep_middle(scaled, sampler.middle)
+    else:
+        if sampler.top_k is not None and sampler.top_k < logits.shape[-1]:
+            scaled = keep_top(scaled, sampler.top_k)
+        if sampler.nucleus is not None and sampler.nucleus < 1.0:
+            scaled = keep_nucleus(scaled, sampler.nucleus)
+    return (scaled + noise).argmax(dim=-1)
 
 
 def keep_top(logits: Tensor, count: int) -> Tensor:
@@ -42,9 +34,9 @@ def keep_top(logits: Tensor, count: int) -> Tensor:
 
 
 def keep_nucleus(logits: Tensor, mass: float) -> Tensor:
-    """Drop the least likely tokens whose probabilities add up to at most 1 - mass: logits [..., V] -> the same, -inf.
+    """Drop the least likely tokens whose probabilities sum to at most 1 - mass: logits [..., V] -> the same, -inf.
 
-    The most likely token always stays. `mass` 1 keeps everything, the authors' `cdf` is 1 - mass.
+    The most likely token always stays. `mass` 1 keeps everything; the authors' `cdf` is 1 - mass.
     """
     probs = logits.softmax(dim=-1)
     ordered, order = probs.sort(dim=-1)
@@ -55,29 +47,39 @@ def keep_nucleus(logits: Tensor, mass: float) -> Tensor:
 
 
 def keep_middle(logits: Tensor, mass: float) -> Tensor:
-    """Drop the tokens that lie wholly in the first or the last (1 - mass) / 2: logits [..., V] -> the same, -inf.
+    """Drop bins that lie entirely in the lower or upper (1 - mass) / 2: logits [..., V] -> the same, -inf.
 
-    Of bins of a number that is what lies far from the median, on whichever side; the median always stays.
+    The bin of the median always stays.
     """
+    if mass >= 1.0:
+        return logits
     probs = logits.softmax(dim=-1)
     up_to = probs.cumsum(dim=-1)
     kept = (up_to > (1.0 - mass) / 2) & (up_to - probs < (1.0 + mass) / 2)
     return logits.masked_fill(~kept, -torch.inf)
 
 
+def expected_value(logits: Tensor, values: Tensor) -> Tensor:
+    """Mean of a discretized scalar: logits [..., V + 1], values [V] -> [...].
+
+    The stop token counts as zero: nothing more will follow. The other probabilities are not rescaled.
+    """
+    return logits.softmax(dim=-1)[..., :-1] @ values
+
+
 @dataclass(frozen=True)
 class Gumbel:
-    """Gumbel noise of one run of slots: a function of a key and of the place, so that any decoder can make any part."""
+    """Gumbel noise of one run of slots: a hash of key and place, so that any decoder can compute any part of it."""
 
     seeds: Tensor  # [E], one for each search
-    number: int  # of the run, from 1 on
+    number: int  # of the run, starting at 1
     num_candidates: int
     num_slots: int
     vocabulary: int
 
     @functools.cached_property
     def keys(self) -> Tensor:
-        """What is hashed with the place [E]. The seeds are hashed too: they may be neighbours, as runs are."""
+        """What is hashed together with the place [E]. Seeds are hashed first, because they may be consecutive."""
         return _mix(_mix(self.seeds) + _signed(self.number * _STEP))
 
     def slot(self, index: int) -> Tensor:
@@ -91,13 +93,13 @@ class Gumbel:
 
 
 class Noise:
-    """Gumbel noise of E searches, each from a seed of its own, so that a plan does not depend on its neighbours.
+    """Gumbel noise of E searches, each with its own seed, so that a plan does not depend on the rest of the batch.
 
-    Whoever decodes sees the same numbers, on any device: every decoder returns the same plan.
+    The numbers are the same on every device and for every decoder, so all decoders return the same plan.
     """
 
     def __init__(self, seeds: Tensor) -> None:
-        """One stream a search: seeds [E], whole numbers of 64 bits."""
+        """One stream per search: seeds [E], 64-bit integers."""
         self._seeds = seeds.contiguous()
         self._num_runs = 0
 
@@ -108,7 +110,7 @@ class Noise:
 
 
 def _signed(number: int) -> int:
-    """The last 64 bits of a number as a tensor holds them."""
+    """The low 64 bits of a number as a signed integer, as tensors store them."""
     return (number + 2**63) % 2**64 - 2**63
 
 
@@ -116,7 +118,7 @@ _STEP = _signed(0x9E3779B97F4A7C15)
 
 
 def _mix(keys: Tensor) -> Tensor:
-    """A hash of 64 bits (the last steps of splitmix64): neighbouring numbers come out unlike each other."""
+    """A 64-bit hash (the finalizer of splitmix64)."""
     keys = (keys ^ _logical_shift(keys, 30)) * _signed(0xBF58476D1CE4E5B9)
     keys = (keys ^ _logical_shift(keys, 27)) * _signed(0x94D049BB133111EB)
     return keys ^ _logical_shift(keys, 31)
@@ -124,39 +126,3 @@ def _mix(keys: Tensor) -> Tensor:
 
 def _logical_shift(keys: Tensor, bits: int) -> Tensor:
     return (keys >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def stream_seed(*words: int) -> int:
-    """A seed for one stream from the numbers that identify it."""
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
-
-
-def expected_value(logits: Tensor, values: Tensor, tokens: Tensor | None = None) -> Tensor:
-    """Mean of a discretised scalar under the predicted distribution: logits [..., V + 1], values [V] -> [...].
-
-    The stop token stands for nothing more to come: it adds zero, and the others are not scaled up in its place.
-    """
-    del tokens
-    return logits.softmax(dim=-1)[..., :-1] @ values
-
-
-def sampled_value(logits: Tensor, values: Tensor, tokens: Tensor) -> Tensor:
-    """What the sampled token stands for, zero for the stop token."""
-    del logits
-    return torch.cat([values, values.new_zeros(1)])[tokens]
-
-
-@dataclass(frozen=True)
-class Percentile:
-    """The value that a share of the predicted mass lies below; the stop token counts as a value of zero."""
-
-    share: float
-
-    def __call__(self, logits: Tensor, values: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """Estimate: logits [..., V + 1], values [V] -> [...]."""
-        del tokens
-        with_stop = torch.cat([values, values.new_zeros(1)])
-        ordered, order = with_stop.sort()
-        mass = logits.softmax(dim=-1)[..., order].cumsum(dim=-1)
-        index = (mass < self.share).sum(dim=-1).clamp(max=len(ordered) - 1)
-        return ordered[index]

@@ -14,17 +14,17 @@ TokenArray = npt.NDArray[np.int64]
 
 
 def uniform_edges(data: DoubleArray, num_bins: int) -> DoubleArray:
-    """Edges of bins of equal width between the extremes: data [N] -> [num_bins + 1], increasing."""
+    """Edges of bins of equal width between minimum and maximum: data [N] -> [num_bins + 1], increasing."""
     low, high = float(data.min()), float(data.max())
-    # Adjacent floats can leave no room for so many bins: equal edges are one.
+    # Adjacent floats can leave no room for this many bins: equal edges collapse into one.
     return np.unique(np.linspace(low, high, num_bins + 1))
 
 
 def quantile_edges(data: DoubleArray, num_bins: int) -> DoubleArray:
     """Edges of bins of equal mass: data [N] -> at most [num_bins + 1], increasing.
 
-    A value so frequent that it repeats its edge gets a bin that holds nothing else, however often it does, so a
-    dimension may have fewer bins than asked for.
+    A value that is frequent enough to repeat an edge gets a bin of its own, so a dimension may have fewer bins than
+    requested.
     """
     ordered = np.sort(data)
     if ordered[0] == ordered[-1]:
@@ -39,7 +39,7 @@ EDGES: dict[str, Callable[[DoubleArray, int], DoubleArray]] = {"uniform": unifor
 
 
 def category_edges(num_categories: int) -> DoubleArray:
-    """Edges that give every category a bin of its own, numbered as the category is: -> [num_categories + 1]."""
+    """Edges that give each category its own bin, with the number of the category: -> [num_categories + 1]."""
     return np.arange(num_categories + 1, dtype=np.float64)
 
 
@@ -49,17 +49,17 @@ def bins_of(values: npt.NDArray[np.floating], edges: DoubleArray) -> TokenArray:
 
 
 def midpoints(data: DoubleArray, edges: DoubleArray) -> DoubleArray:
-    """Middle of each bin; a constant dimension is its own middle."""
+    """Midpoint of each bin; a constant dimension decodes to its constant."""
     del data
     return (edges[:-1] + edges[1:]) / 2 if len(edges) > 1 else edges
 
 
 def means(data: DoubleArray, edges: DoubleArray) -> DoubleArray:
-    """Mean of the data in each bin, the middle where there is none."""
+    """Mean of the data in each bin, the midpoint where there is none."""
     middle = midpoints(data, edges)
     tokens = bins_of(data, edges)
     counts = np.bincount(tokens, minlength=len(middle))
-    # Summed relative to the middle: no cancellation for data far from zero.
+    # Summed relative to the midpoint: no cancellation for data far from zero.
     offsets = np.bincount(tokens, weights=data - middle[tokens], minlength=len(middle))
     average = middle + offsets / np.maximum(counts, 1)
     return np.clip(average, edges[:-1], edges[1:]) if len(edges) > 1 else average  # rounding must not leave the bin
@@ -70,10 +70,10 @@ BIN_VALUES: dict[str, Callable[[DoubleArray, DoubleArray], DoubleArray]] = {"mid
 
 @dataclass(frozen=True)
 class Discretizer:
-    """Edges and decoded values of S dimensions; the token after the last bin, `stop`, marks the end of an episode."""
+    """Edges and decoded values of S dimensions. The token after the last bin is the stop token."""
 
-    edges: tuple[DoubleArray, ...]  # S arrays [num_bins_i + 1]; one edge alone is a constant dimension
-    values: DoubleArray  # [S, V], what each bin decodes to; past a dimension's last bin, which no data has, the last's
+    edges: tuple[DoubleArray, ...]  # S arrays [num_bins_i + 1]; a constant dimension has a single edge
+    values: DoubleArray  # [S, V], what each bin decodes to; unused bins repeat the value of the last one
 
     @classmethod
     def fit(
@@ -87,8 +87,8 @@ class Discretizer:
     ) -> "Discretizer":
         """Fit each dimension on its own data: S columns [N_i].
 
-        `categories` may say of each dimension how many values it has, 0 for a continuous one: their numbers are then
-        tokens as they stand, and decode to themselves.
+        `categories` gives the number of categories of each dimension, 0 for a continuous one. A category's number is
+        its token, and decodes to itself.
         """
         counts = tuple(categories) or (0,) * len(columns)
         if max(counts) > num_bins:
@@ -108,12 +108,12 @@ class Discretizer:
 
     @property
     def num_dims(self) -> int:
-        """S, dimensions."""
+        """S, the dimensions."""
         return len(self.edges)
 
     @property
     def num_bins(self) -> int:
-        """V, the most bins a dimension may have."""
+        """V, the largest number of bins of a dimension."""
         return int(self.values.shape[1])
 
     @property
@@ -144,7 +144,7 @@ class Discretizer:
 
 
 def discretizer_tensors(discretizer: Discretizer) -> dict[str, Tensor]:
-    """A discretiser as tensors: edges [S, V + 1], filled up with infinity, and values [S, V]."""
+    """A discretizer as tensors: edges [S, V + 1], padded with infinity, and values [S, V]."""
     padded = np.full((discretizer.num_dims, discretizer.num_bins + 1), np.inf)
     for row, edges in zip(padded, discretizer.edges, strict=True):
         row[: len(edges)] = edges
@@ -152,6 +152,6 @@ def discretizer_tensors(discretizer: Discretizer) -> dict[str, Tensor]:
 
 
 def discretizer_from(tensors: Mapping[str, Tensor]) -> Discretizer:
-    """A discretiser from its tensors."""
+    """A discretizer from its tensors."""
     edges = tuple(row[np.isfinite(row)] for row in tensors["edges"].numpy())
     return Discretizer(edges, tensors["values"].numpy())

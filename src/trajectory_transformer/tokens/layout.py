@@ -1,21 +1,21 @@
-"""Which token of a sequence holds what: an optional goal, then `s.. a.. [r v]` for every transition."""
+"""Which token of a sequence holds what: an optional goal, then `s.. a.. [r v]` for each transition."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """Slots of one sequence. A *slot* is a token's place in a transition; the goal stands before all transitions."""
+    """Slots of one sequence. A *slot* is a token's place in a transition; goal tokens precede all transitions."""
 
     goal_dim: int  # G, goal tokens at the front; 0 for none
     observation_dim: int  # O
     action_dim: int  # A
-    rewards: bool  # whether a reward and a value slot close each transition
-    map_shape: tuple[int, ...] = ()  # [C, H, W] of what an episode carries beside its tokens; () for nothing
+    rewards: bool  # whether each transition ends with a reward and a value slot
+    map_shape: tuple[int, ...] = ()  # [C, H, W] of the map of an episode; () for none
 
     def __post_init__(self) -> None:
-        """A transition without state or action is none."""
-        object.__setattr__(self, "map_shape", tuple(self.map_shape))  # a list where it was read from JSON
+        """Refuse a transition without state or action."""
+        object.__setattr__(self, "map_shape", tuple(self.map_shape))  # a list if it was read from JSON
         if self.observation_dim < 1 or self.action_dim < 1 or self.goal_dim < 0:
             raise ValueError(
                 "a layout needs at least 1 observation and 1 action dimension and no negative goal, "
@@ -50,13 +50,20 @@ class TokenLayout:
         return self.size - 1
 
     def slot(self, position: int) -> int:
-        """Slot of the token at a position of a sequence; the goal's tokens have none and may not be asked for."""
+        """Slot of the token at a position of a sequence. Goal tokens have no slot."""
         assert position >= self.goal_dim, f"position {position} belongs to the goal"
         return (position - self.goal_dim) % self.size
 
-    def is_value(self, position: int) -> bool:
-        """Whether a position holds a return-to-go."""
-        return self.rewards and position >= self.goal_dim and self.slot(position) == self.value
+    def readable(self, start: int, end: int) -> list[bool]:
+        """Which positions in [start, end) other tokens may attend to: all but the values.
+
+        A value token is the return that followed, known only in hindsight. If later tokens could read it, training
+        would leak the future that planning lacks.
+        """
+        return [
+            not (self.rewards and position >= self.goal_dim and self.slot(position) == self.value)
+            for position in range(start, end)
+        ]
 
     def length(self, transitions: int) -> int:
         """Tokens of a sequence of whole transitions, goal included."""

@@ -1,13 +1,12 @@
-"""Tokens larger than memory: a folder of token files that training maps, so that a batch touches only its rows.
+"""Tokens larger than memory: a folder of memory-mapped token files, so that a batch reads only its own rows.
 
-The folder holds one file per array of a `TokenizedDataset`, the discretiser, and `index.json`, which says what is what.
-It is written aside and renamed: either all of it is there, or none. Episodes are read one at a time, twice: once to
-fit the discretiser, once to write their tokens.
+The folder holds one file per array of a `TokenizedDataset`, the discretizer, and `index.json`, which describes them. It
+is written to a temporary folder and renamed, so it is complete or absent. Episodes are read one at a time, twice: once
+to fit the discretizer, once to write their tokens.
 """
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,45 +17,38 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trajectory_transformer.checkpoint import read_tensors, write_aside, write_tensors
+from trajectory_transformer.checkpoint import read_tensors, token_config_from, write_tensors
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data.episode import Dataset, DoubleArray, Episode, Metadata
+from trajectory_transformer.files import replacing, write_atomically
 from trajectory_transformer.tokens.discretizer import Discretizer, discretizer_from, discretizer_tensors
 from trajectory_transformer.tokens.layout import TokenLayout
-from trajectory_transformer.tokens.windows import (
-    TokenizedDataset,
-    encode_goals,
-    encode_transitions,
-    episode_columns,
-    layout_of,
-    token_type,
-)
+from trajectory_transformer.tokens.tokenizer import CONVENTIONS, Tokenizer, layout_of, slot_values
+from trajectory_transformer.tokens.windows import TokenizedDataset, token_type
 
-FORMAT = 1
+FORMAT = 2
 KIND = "trajectory-transformer tokens"
 INDEX, DISCRETIZER = "index.json", "discretizer.safetensors"
-SAMPLE_VALUES = 2**24  # real numbers kept to fit a discretiser on a stream: 128 MiB
+SAMPLE_VALUES = 2**24  # real numbers kept to fit a discretizer on a stream: 128 MiB
 
 Array = npt.NDArray[Any]  # of the types the index names
 
 
 @dataclass(frozen=True)
 class Shards:
-    """An opened folder: tokens in mapped memory, and what a model of them needs to know."""
+    """An opened folder: memory-mapped tokens, and the tokenizer that made them."""
 
     data: TokenizedDataset
-    discretizer: Discretizer
-    layout: TokenLayout
-    tokens: TokenConfig
+    tokenizer: Tokenizer
     metadata: Metadata
-    source: str  # what the tokens were made from, in the words of whoever made them
+    source: str  # identifies the data that the tokens were made from
 
 
 class Reservoir:
-    """A uniform sample of the rows of a stream: all of them, in order, while there is room."""
+    """A uniform sample of the rows of a stream: all rows, in order, until the capacity is reached."""
 
     def __init__(self, capacity: int, num_columns: int, rng: np.random.Generator) -> None:
-        """Make room for `capacity` rows; memory is taken as they come."""
+        """Reserve `capacity` rows; the operating system allocates memory as they are filled."""
         self._rows = np.empty((capacity, num_columns))
         self._rng = rng
         self._seen = 0
@@ -64,13 +56,13 @@ class Reservoir:
         self._high = np.full(num_columns, -np.inf)
 
     def add(self, rows: DoubleArray) -> None:
-        """Take in more of the stream: rows [n, C]."""
+        """Add more rows of the stream: rows [n, C]."""
         capacity = len(self._rows)
         self._low = np.minimum(self._low, rows.min(axis=0))
         self._high = np.maximum(self._high, rows.max(axis=0))
         room = min(max(capacity - self._seen, 0), len(rows))
         self._rows[self._seen : self._seen + room] = rows[:room]
-        # Row i of the stream takes a place with probability capacity / (i + 1), any place alike (Vitter's R).
+        # Row i of the stream replaces a random row with probability capacity / (i + 1) (Vitter's algorithm R).
         late = np.arange(self._seen + room, self._seen + len(rows))
         place = self._rng.integers(0, late + 1)
         taken = place < capacity
@@ -78,7 +70,7 @@ class Reservoir:
         self._seen += len(rows)
 
     def columns(self) -> list[DoubleArray]:
-        """The sample of each column; where some rows were left out, the stream's extremes are put in again."""
+        """The sample of each column; if rows were left out, with the exact minimum and maximum of the stream."""
         if self._seen <= len(self._rows):
             return list(self._rows[: self._seen].T)
         return [np.append(row, [low, high]) for row, low, high in zip(self._rows.T, self._low, self._high, strict=True)]
@@ -92,15 +84,15 @@ def fit_stream(
     sample_values: int = SAMPLE_VALUES,
     seed: int = 0,
 ) -> Discretizer:
-    """Fit every slot on a stream of episodes, of which at most so many real numbers are kept.
+    """Fit every slot on a stream of episodes, keeping at most `sample_values` real numbers.
 
-    `action_categories` says of each action how many values it has, 0 (or nothing at all) for a continuous one. Where
-    all numbers fit, the result is that of `fit_discretizer`. Where not, it is fitted on a seeded uniform sample of the
-    steps and the exact extremes.
+    `action_categories` gives the number of categories of each action dimension, 0 for a continuous one. If all numbers
+    fit, the result is that of `Tokenizer.fit`. If not, the bins are fitted on a seeded uniform sample of the steps and
+    the exact minimum and maximum.
     """
     reservoirs: list[Reservoir] = []
     for episode in episodes:
-        observations, *others = episode_columns(episode, config)
+        observations, *others = slot_values(episode, config)
         parts = [observations, np.concatenate(others, axis=1)]
         if not reservoirs:
             steps = max(sample_values // sum(part.shape[1] for part in parts), 1)
@@ -112,13 +104,14 @@ def fit_stream(
     columns = [column for part in by_part for column in part]
     before = len(by_part[0]) if by_part else 0
     categories = (*[0] * before, *action_categories, *[0] * (len(columns) - before - len(action_categories)))
+    bin_value = CONVENTIONS[config.authors_conventions].bin_value
     return Discretizer.fit(
-        columns, config.num_bins, edges=config.discretizer, bin_value=config.bin_value, categories=categories
+        columns, config.num_bins, edges=config.discretizer, bin_value=bin_value, categories=categories
     )
 
 
 def build_shards(
-    folder: Path,
+    folder: str | Path,
     read: Callable[[], Iterable[Episode]],
     config: TokenConfig,
     *,
@@ -131,11 +124,12 @@ def build_shards(
 ) -> None:
     """Write the tokens of a stream of episodes as a folder.
 
-    `read` starts the stream anew each time it is called: twice, or once where the discretiser is given. No more than
-    one episode and the sample of `fit_stream` are held at a time.
+    `read` is called once per pass over the stream: to look at the first episode, to fit the discretizer if none is
+    given, and to write. At most one episode and the sample of `fit_stream` are in memory at a time.
     """
+    folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} exists already; choose another place or remove it")
+        raise ValueError(f"{folder} exists already; choose another folder or remove it")
     first = next(iter(read()), None)
     if first is None:
         raise ValueError("a dataset needs at least one episode, got none")
@@ -143,28 +137,27 @@ def build_shards(
     discretizer = discretizer or fit_stream(
         read(), config, action_categories=action_categories, sample_values=sample_values, seed=seed
     )
-    aside = folder.with_name(folder.name + ".partial")
-    if aside.exists():
-        shutil.rmtree(aside)  # of a process that was killed
-    aside.mkdir(parents=True)
-    map_type = np.uint8 if first.map is None else first.map.dtype
-    arrays = _write_arrays(aside, read(), discretizer, layout, config, map_type)
-    write_tensors(aside / DISCRETIZER, discretizer_tensors(discretizer))
-    index = {
-        "format": FORMAT,
-        "kind": KIND,
-        "source": source,
-        "layout": asdict(layout),
-        "tokens": asdict(config),
-        "metadata": dict(metadata or {}),
-        "arrays": arrays,
-    }
-    write_aside(aside / INDEX, (json.dumps(index, indent=2) + "\n").encode())
-    aside.replace(folder)
+    tokenizer = Tokenizer(layout, discretizer, config)
+    with replacing(folder) as temporary:
+        temporary.mkdir(parents=True)
+        map_type = np.uint8 if first.map is None else first.map.dtype
+        arrays = _write_arrays(temporary, read(), tokenizer, map_type)
+        write_tensors(temporary / DISCRETIZER, discretizer_tensors(discretizer))
+        index = {
+            "format": FORMAT,
+            "kind": KIND,
+            "source": source,
+            "layout": asdict(layout),
+            "tokens": asdict(config),
+            "metadata": dict(metadata or {}),
+            "arrays": arrays,
+        }
+        write_atomically(temporary / INDEX, (json.dumps(index, indent=2) + "\n").encode())
 
 
-def open_shards(folder: Path) -> Shards:
-    """Map a folder that `build_shards` wrote; every fault is a ValueError that names the file."""
+def open_shards(folder: str | Path) -> Shards:
+    """Map a folder that `build_shards` wrote; every error is a ValueError that names the file."""
+    folder = Path(folder)
     path = folder / INDEX
     if not path.is_file():
         raise ValueError(f"{path}: the file is missing; a folder of token shards needs it")
@@ -174,18 +167,18 @@ def open_shards(folder: Path) -> Shards:
         raise ValueError(f"{path}: not valid JSON, was it truncated? ({error})") from error
     if not isinstance(index, dict) or index.get("kind") != KIND:
         raise ValueError(f"{path}: not the index of {KIND}")
-    if not isinstance(index.get("format"), int) or index["format"] > FORMAT:
-        raise ValueError(f"{path}: shard format {index.get('format')} is newer than {FORMAT}, the newest read here")
+    if index.get("format") != FORMAT:
+        raise ValueError(
+            f"{path}: shard format {index.get('format')} cannot be read by this version, which reads format {FORMAT}; "
+            "remove the folder and let `tt train --shards` write it again"
+        )
     try:
         names = [*_types(np.uint8), *(["maps"] if "maps" in index["arrays"] else [])]
         arrays = {name: _map(folder / f"{name}.bin", index["arrays"][name]) for name in names}
-        tokens = TokenConfig(**{**index["tokens"], "goal_dims": tuple(index["tokens"]["goal_dims"])})
         discretizer = discretizer_from(read_tensors(folder / DISCRETIZER)[0])
         return Shards(
             data=TokenizedDataset(**arrays, first_row=arrays["num_rows"].cumsum(0) - arrays["num_rows"]),
-            discretizer=discretizer,
-            layout=TokenLayout(**index["layout"]),
-            tokens=tokens,
+            tokenizer=Tokenizer(TokenLayout(**index["layout"]), discretizer, token_config_from(index["tokens"])),
             metadata=index["metadata"],
             source=index["source"],
         )
@@ -194,20 +187,16 @@ def open_shards(folder: Path) -> Shards:
 
 
 def _types(token: npt.DTypeLike) -> dict[str, npt.DTypeLike]:
-    """Arrays of a folder and their types."""
+    """Arrays of a folder and their types, maps apart."""
     return {"rows": token, "goals": token, "num_steps": np.int64, "num_rows": np.int64, "terminated": np.bool_}
 
 
 def _write_arrays(
-    folder: Path,
-    episodes: Iterable[Episode],
-    discretizer: Discretizer,
-    layout: TokenLayout,
-    config: TokenConfig,
-    map_type: npt.DTypeLike,
+    folder: Path, episodes: Iterable[Episode], tokenizer: Tokenizer, map_type: npt.DTypeLike
 ) -> dict[str, dict[str, object]]:
     """Write the arrays episode by episode; returns their part of the index."""
-    types = _types(token_type(discretizer))
+    layout = tokenizer.layout
+    types = _types(token_type(tokenizer.discretizer))
     if layout.map_shape:
         types["maps"] = map_type
     files = {name: (folder / f"{name}.bin").open("wb") for name in types}
@@ -222,10 +211,10 @@ def _write_arrays(
                     f"episode {number}: every episode must have {layout.observation_dim} observation and "
                     f"{layout.action_dim} action dimensions{' and rewards' * layout.rewards} as episode 0"
                 )
-            rows = encode_transitions(episode, discretizer, layout, config)
+            rows = tokenizer.encode(episode)
             parts: dict[str, object] = {
                 "rows": rows,
-                "goals": encode_goals(episode.observations[-1:, list(config.goal_dims)], discretizer, config),
+                "goals": tokenizer.goals_of([episode]),
                 "num_steps": [len(episode)],
                 "num_rows": [len(rows)],
                 "terminated": [episode.terminated],
@@ -252,7 +241,7 @@ def _write_arrays(
 
 
 def _map(path: Path, entry: Mapping[str, Any]) -> Tensor:
-    """A file of the folder as a tensor whose pages are read when they are touched."""
+    """A file of the folder as a memory-mapped tensor."""
     kind, shape = np.dtype(entry["type"]), tuple(entry["shape"])
     wanted = kind.itemsize * int(np.prod(shape))
     if not path.is_file():
@@ -261,5 +250,5 @@ def _map(path: Path, entry: Mapping[str, Any]) -> Tensor:
         raise ValueError(f"{path}: {INDEX} says {wanted} bytes, the file has {path.stat().st_size}; was it truncated?")
     if wanted == 0:
         return torch.from_numpy(np.zeros(shape, kind))
-    # Copy-on-write: torch wants memory it may write to, and nothing ever reaches the file.
+    # Copy-on-write: torch needs writable memory, and nothing is ever written to the file.
     return torch.from_numpy(np.memmap(path, kind, mode="c", shape=shape))

@@ -1,6 +1,6 @@
-"""What a training step computes, whatever the precision; and a step recorded as one CUDA graph."""
+"""The engine seam: what turns a batch into one optimizer step."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,70 +10,61 @@ from torch import Tensor
 from trajectory_transformer.config import TrainConfig
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import Batch
-from trajectory_transformer.training.loss import make_loss
+from trajectory_transformer.training.loss import weighted_loss
+from trajectory_transformer.training.optim import GRAD_CLIP, load_optimizer_state, make_optimizer, optimizer_state
 from trajectory_transformer.training.parallel import World
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step leaves on the device; the next step may overwrite it."""
+
+    loss: Tensor
+    by_token: Tensor  # [B, L'], cross-entropy of each prediction
+    norm: Tensor  # of the gradients, before clipping
 
 
 class Engine(Protocol):
     """Loss, gradients and update of a model."""
 
-    def set_rate(self, rate: float) -> None:
-        """The learning rate of the next update."""
+    def step(self, batch: Batch, learning_rate: float) -> Outcome:
+        """Take one optimizer step on a batch."""
 
-    def refresh(self) -> None:
-        """Take note of weights that were loaded."""
+    def state(self) -> dict[str, Tensor]:
+        """State of the optimizer by name, to resume from."""
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The loss to minimise, and each prediction's own [B, L']."""
-
-    def backward(self, loss: Tensor) -> None:
-        """Gradients of the whole batch's loss."""
-
-    def update(self) -> Tensor:
-        """One step of the optimiser; returns the norm that the gradients had."""
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore `state`, after new weights were loaded into the model."""
 
 
-class PlainEngine:
-    """The model as it stands, with torch's own optimiser; alone or as one of several processes."""
+class EagerEngine:
+    """Float32, operation by operation, in one process or as one of several."""
 
-    def __init__(self, model: TrajectoryModel, optimizer: torch.optim.AdamW, config: TrainConfig, world: World) -> None:
-        """Work on a model."""
+    def __init__(self, model: TrajectoryModel, config: TrainConfig, world: World | None = None) -> None:
+        """Train a model."""
+        self._model = model
+        self._config = config
+        self._world = world or World()
         self._parameters = list(model.gpt.parameters())
-        self._optimizer = optimizer
-        self._clip = config.grad_clip
-        self._world = world
-        self.loss: Callable[[Batch], tuple[Tensor, Tensor]] = make_loss(model, config)
+        self._optimizer = make_optimizer(model.gpt, config)
 
-    def set_rate(self, rate: float) -> None:
-        """The learning rate of the next update."""
+    def step(self, batch: Batch, learning_rate: float) -> Outcome:
+        """Take one optimizer step on a batch."""
         for group in self._optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)  # a recorded step reads it from where it is
-            else:
-                group["lr"] = rate
-
-    def refresh(self) -> None:
-        """Nothing is kept of the weights."""
-
-    def backward(self, loss: Tensor) -> None:
-        """Gradients of the whole batch's loss."""
+            group["lr"] = learning_rate
+        loss, by_token = weighted_loss(self._model, batch, self._config.action_weight)
         for parameter, grad in zip(self._parameters, torch.autograd.grad(loss, self._parameters), strict=True):
-            parameter.grad = grad.contiguous()  # as the parameter is
+            parameter.grad = grad.contiguous()
         self._world.average_gradients(self._parameters)
-
-    def update(self) -> Tensor:
-        """One step of the optimiser; returns the norm that the gradients had."""
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, GRAD_CLIP)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return norm
+        return Outcome(loss.detach(), by_token.detach(), norm)
 
+    def state(self) -> dict[str, Tensor]:
+        """State of the optimizer by name, to resume from."""
+        return optimizer_state(self._model.gpt, self._optimizer)
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a step leaves on the device; a recorded step overwrites it the next time."""
-
-    batch: Batch
-    loss: Tensor
-    by_token: Tensor  # [B, L']
-    norm: Tensor
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore `state`."""
+        load_optimizer_state(self._model.gpt, self._optimizer, tensors)

@@ -1,43 +1,87 @@
-"""The optimiser's parameter groups and learning rate."""
+"""The optimizer, its parameter groups, and the learning rate schedule."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trajectory_transformer.config import TrainConfig
 
+GRAD_CLIP = 1.0
+"""Largest gradient norm."""
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
-def make_optimizer(model: nn.Module, config: TrainConfig, *, recorded: bool = False) -> torch.optim.AdamW:
-    """AdamW with weight decay on the weights of linear layers only, as the authors' code.
 
-    For steps recorded as a CUDA graph the rate is a tensor on the device: a number would be recorded with them.
+@dataclass(frozen=True)
+class OptimizerRecipe:
+    """What `train.optimizer` stands for."""
+
+    betas: tuple[float, float]
+    weight_decay: float
+    final_share: float  # share of the peak learning rate at the end of the cosine
+
+
+RECIPES = {
+    "adamw": OptimizerRecipe(betas=(0.9, 0.95), weight_decay=0.1, final_share=0.1),
+    "adam": OptimizerRecipe(betas=(0.9, 0.999), weight_decay=0.0, final_share=0.0),
+}
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig, *, capturable: bool = False) -> torch.optim.AdamW:
+    """AdamW with weight decay on the weights of linear layers only.
+
+    A capturable optimizer keeps its learning rate in a tensor on the device, so that a captured step reads it there.
     """
+    recipe = RECIPES[config.optimizer]
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     decayed = [parameter for parameter in model.parameters() if id(parameter) in linear]
     others = [parameter for parameter in model.parameters() if id(parameter) not in linear]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
     device = next(model.parameters()).device
-    rate = torch.tensor(config.learning_rate, device=device) if recorded else config.learning_rate
-    return torch.optim.AdamW(groups, lr=rate, betas=config.betas, fused=True, capturable=recorded)
+    rate = torch.tensor(config.learning_rate, device=device) if capturable else config.learning_rate
+    return torch.optim.AdamW(groups, lr=rate, betas=recipe.betas, fused=True, capturable=capturable)
+
+
+def optimizer_state(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+    """Moments and step counts by name, to resume from."""
+    return {
+        f"{moment}.{name}": value
+        for name, parameter in model.named_parameters()
+        for moment, value in optimizer.state[parameter].items()
+    }
+
+
+def load_optimizer_state(model: nn.Module, optimizer: torch.optim.AdamW, tensors: Mapping[str, Tensor]) -> None:
+    """Restore what `optimizer_state` returned."""
+    for name, parameter in model.named_parameters():
+        for moment in _MOMENTS:
+            if f"{moment}.{name}" not in tensors:
+                continue
+            stored, state = tensors[f"{moment}.{name}"], optimizer.state[parameter]
+            if moment in state:
+                state[moment].copy_(stored)  # in place: it may be a view of one flat tensor
+            else:
+                state[moment] = stored.to(parameter.device)
 
 
 def total_steps(config: TrainConfig, num_windows: int) -> int:
-    """Optimiser steps of a run over so many windows."""
+    """Optimizer steps of a run over this many windows."""
     if config.steps is not None:
         return config.steps
-    return max(1, round(config.epochs * (config.epoch_size or num_windows) / config.batch_size))
+    return max(1, round(config.epochs * num_windows / config.batch_size))
 
 
 def warmup_steps(config: TrainConfig, num_windows: int) -> int:
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up: by default one pass over the data, at most a tenth of the run."""
     if config.warmup_steps is not None:
         return config.warmup_steps
     return min(-(-num_windows // config.batch_size), total_steps(config, num_windows) // 10)
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, total: int, final_share: float) -> float:
-    """Rate of a step: a linear climb over `warmup` steps, then one cosine down to a share of the peak."""
+    """Learning rate of a step: linear warm-up, then one cosine down to a share of the peak."""
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = min((step - warmup) / max(total - warmup, 1), 1.0)

@@ -1,10 +1,9 @@
-"""One run over several processes, each with its share of every batch: who this one is, and what they agree on.
+"""One run in several processes, each with its share of every batch.
 
-`torchrun` starts the processes and tells each its number. Gradients are averaged in one exchange a step: the models are
-small (a few MB), so there is nothing to gain from exchanging them piece by piece while others are still computed.
+`torchrun` starts the processes and gives each its rank. Gradients are averaged with one all-reduce per step: the models
+are small (a few MB), so overlapping communication with the backward pass would gain nothing.
 """
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,14 +14,14 @@ from torch import Tensor, distributed, nn
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, and which of them this is; alone by default."""
+    """The processes of a run, and the rank of this one; a single process by default."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def leads(self) -> bool:
-        """Whether this process prints and writes."""
+        """Whether this process prints and writes files."""
         return self.rank == 0
 
     def share(self, index: Tensor) -> Tensor:
@@ -30,7 +29,7 @@ class World:
         return index.chunk(self.size)[self.rank]
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace every gradient by its mean over the processes: that of the whole batch."""
+        """Replace every gradient by its mean over the processes: the gradient of the whole batch."""
         if self.size == 1:
             return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -40,18 +39,18 @@ class World:
             gradient.copy_(mean.view_as(gradient))
 
     def add_up(self, values: Tensor) -> Tensor:
-        """The sum of what every process gives, the same bits on all of them."""
+        """Sum over all processes, with the same bits in each."""
         if self.size > 1:
             distributed.all_reduce(values)
         return values
 
     def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether any process says yes; several wait for their devices."""
+        """Whether the flag is set in any process; synchronises if there are several."""
         return flag if self.size == 1 else bool(self.add_up(torch.tensor(float(flag), device=device)) > 0)
 
     @contextmanager
     def first_alone(self, device: torch.device) -> Iterator[None]:
-        """Let the first process do something, then the others; where it fails it says why, and they end in silence."""
+        """Run a block in the first process, then in the others. If the first fails, the others exit silently."""
         if not self.leads and self.any(False, device):
             raise SystemExit(2)
         try:
@@ -62,25 +61,3 @@ class World:
             raise
         if self.leads:
             self.any(False, device)
-
-
-@contextmanager
-def joined(device: torch.device) -> Iterator[tuple[World, torch.device]]:
-    """Join the processes that `torchrun` started, if it did: the world, and the device of this process in it."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
-        yield World(), device
-        return
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        if device.index >= torch.cuda.device_count():
-            raise ValueError(
-                f"torchrun started more processes than the {torch.cuda.device_count()} GPUs here; "
-                "lower --nproc-per-node or use --device cpu"
-            )
-        torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield World(distributed.get_rank(), size), device
-    finally:
-        distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Teacher forcing: predict every token from those before it. A run is a function of data, config and seed."""
+"""The training loop: a run is a function of data, settings and seed."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,16 +11,17 @@ from torch import Tensor
 
 from trajectory_transformer.checkpoint import read_tensors, write_tensors
 from trajectory_transformer.config import TrainConfig, require
-from trajectory_transformer.gpu.training.captured import RecordedStep
-from trajectory_transformer.gpu.training.fused import FastEngine, fits
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.search.sampling import stream_seed
+from trajectory_transformer.randomness import stream_seed
 from trajectory_transformer.tokens.windows import Batch, TokenizedDataset, batch_indices, gather_windows
 from trajectory_transformer.training.augment import grid_augment
-from trajectory_transformer.training.engine import Engine, Outcome, PlainEngine
-from trajectory_transformer.training.loss import losses_by_kind, uses_bf16, uses_compile
-from trajectory_transformer.training.optim import learning_rate, make_optimizer, total_steps, warmup_steps
+from trajectory_transformer.training.engine import EagerEngine, Engine
+from trajectory_transformer.training.loss import losses_by_kind
+from trajectory_transformer.training.optim import RECIPES, learning_rate, total_steps, warmup_steps
 from trajectory_transformer.training.parallel import World
+
+MakeBatch = Callable[[Tensor, Tensor | None], Batch]
+"""Window indices [B], random numbers [B, 4] for augmentation -> a batch on the model's device."""
 
 
 @dataclass(frozen=True)
@@ -29,83 +30,87 @@ class Metrics:
 
     step: int
     total_steps: int
-    loss: float  # mean over the steps reported
+    loss: float  # mean over the steps since the last report
     losses: dict[str, float]  # cross-entropy of the last batch by kind of token, unweighted
     learning_rate: float
     gradient_norm: float
     tokens_per_second: float
 
 
+def batch_maker(model: TrajectoryModel, data: TokenizedDataset, config: TrainConfig) -> MakeBatch:
+    """Gather windows from the data, and augment them if the settings say so."""
+    augment = grid_augment(model) if config.augment == "grid" else None
+
+    def make_batch(index: Tensor, uniform: Tensor | None) -> Batch:
+        batch = gather_windows(data, index, model.gpt.config.window, model.tokenizer)
+        return batch if augment is None or uniform is None else augment(batch, uniform)
+
+    return make_batch
+
+
 class Trainer:
-    """A run under way: model, optimiser and the step they stand at."""
+    """A run in progress: model, engine and current step."""
 
     def __init__(
-        self, model: TrajectoryModel, data: TokenizedDataset, config: TrainConfig, world: World | None = None
+        self,
+        model: TrajectoryModel,
+        data: TokenizedDataset,
+        config: TrainConfig,
+        *,
+        seed: int = 0,
+        engine: Engine | None = None,
+        make_batch: MakeBatch | None = None,
+        world: World | None = None,
+        log_every: int | None = None,
     ) -> None:
-        """Prepare step 0 of a run, alone or as one of several processes.
-
-        The data stays where it is: on the model's device, or in (mapped) memory, from where every batch travels.
-        """
+        """Prepare step 0 of a run, in one process or as one of several. The engine is eager by default."""
         self.model = model
-        self.config = config
-        self.step = 0
         self.data = data
+        self.config = config
+        self.seed = seed
         self.world = world or World()
+        self.engine = engine or EagerEngine(model, config, self.world)
+        self.step = 0
         require(
             config.batch_size % self.world.size == 0,
             f"train.batch_size must be a multiple of the {self.world.size} processes",
             config.batch_size,
         )
         self.total_steps = total_steps(config, data.num_windows)
+        self.log_every = log_every or min(max(self.total_steps // 100, 1), 20)
         self._warmup = warmup_steps(config, data.num_windows)
-        self._augment = grid_augment(model) if config.augment == "grid" else None
-        alone = self.world.size == 1
-        on_gpu = model.device.type == "cuda" and data.rows.device == model.device
-        recorded = config.graph and alone and on_gpu
-        self._optimizer = make_optimizer(model.gpt, config, recorded=recorded)
-        self._engine: Engine
-        low, compiled = uses_bf16(config, model.device), uses_compile(config, model.device)
-        if low and compiled and alone and fits(model):
-            self._engine = FastEngine(model, self._optimizer, config)
-        else:
-            self._engine = PlainEngine(model, self._optimizer, config, self.world)
-        self._gather: Callable[[Tensor], Batch] = self._windows
-        if recorded and compiled:
-            assert len(data.end_window) == len(data.num_steps)  # known before anything is compiled
-            self._gather = torch.compile(self._windows, dynamic=False)
-            self._augment = self._augment and torch.compile(self._augment, dynamic=False)
-        self._take_step = RecordedStep(self.compute) if recorded else self.compute
+        self._make_batch = make_batch or batch_maker(model, data, config)
 
     def run(self) -> Iterator[Metrics | None]:
-        """Train to the end; yields after every step, so that the caller may stop or save: metrics now and then."""
+        """Train to the end. Yields after every step, so that the caller can stop or save: metrics or None."""
         self.model.gpt.train()
         try:
-            with torch.backends.cudnn.flags(enabled=True, deterministic=True):  # it may add up in any order
-                yield from self._steps()
+            yield from self._steps()
         finally:
             self.model.gpt.eval()
 
     def _steps(self) -> Iterator[Metrics | None]:
-        config = self.config
         losses: list[Tensor] = []
         started = time.perf_counter()
         while self.step < self.total_steps:
-            rate = self._prepare_step()
-            outcome = self._take_step(*self.draw())
+            rate = self._learning_rate()
+            self._seed_dropout()
+            batch = self._make_batch(*self.draw())
+            outcome = self.engine.step(batch, rate)
             self.step += 1
             losses.append(outcome.loss.clone())
-            if self.step % config.log_every and self.step != self.total_steps:
-                yield None  # nothing so far has waited for the device
+            if self.step % self.log_every and self.step != self.total_steps:
+                yield None  # nothing so far has synchronised with the device
                 continue
             mean = float(self.world.add_up(torch.stack(losses).mean())) / self.world.size
             if not np.isfinite(mean):
                 raise ValueError(f"the loss is {mean} at step {self.step}: lower train.learning_rate")
-            tokens = len(losses) * outcome.batch.tokens.numel() * self.world.size
+            tokens = len(losses) * batch.tokens.numel() * self.world.size
             yield Metrics(
                 step=self.step,
                 total_steps=self.total_steps,
                 loss=mean,
-                losses=losses_by_kind(outcome.by_token, outcome.batch, self.model.layout, self.world.add_up),
+                losses=losses_by_kind(outcome.by_token, batch, self.model.layout, self.world.add_up),
                 learning_rate=rate,
                 gradient_norm=float(outcome.norm),
                 tokens_per_second=tokens / (time.perf_counter() - started),
@@ -113,73 +118,41 @@ class Trainer:
             losses.clear()
             started = time.perf_counter()
 
-    def draw(self) -> tuple[Tensor, ...]:
-        """What the batch of this step is made from, this process's share of it: see `batch`."""
-        config = self.config
-        index = batch_indices(self.data.num_windows, config.batch_size, seed=config.seed, step=self.step)
-        drawn = (_send(self.world.share(index), self.data.rows.device),)
-        if self._augment is None:
-            return drawn
-        generator = torch.Generator().manual_seed(stream_seed(config.seed, self.step))
-        uniform = self.world.share(torch.rand(config.batch_size, 4, generator=generator))
-        return *drawn, _send(uniform, self.model.device)
+    def draw(self) -> tuple[Tensor, Tensor | None]:
+        """This process's share of the windows of the current step, and random numbers for augmentation."""
+        size = self.config.batch_size
+        index = self.world.share(batch_indices(self.data.num_windows, size, seed=self.seed, step=self.step))
+        if self.config.augment == "none":
+            return index, None
+        generator = torch.Generator().manual_seed(stream_seed(self.seed, self.step))
+        return index, self.world.share(torch.rand(size, 4, generator=generator))
 
-    def compute(self, *drawn: Tensor) -> Outcome:
-        """One step on the batch of these numbers."""
-        batch = self.batch(*drawn)
-        loss, by_token = self.forward(batch)
-        self.backward(loss)
-        return Outcome(batch, loss.detach(), by_token.detach(), self.update())
-
-    def batch(self, index: Tensor, uniform: Tensor | None = None) -> Batch:
-        """The windows of these numbers [B], on the model's device; `uniform` [B, 4] decides how they are seen."""
-        batch = self._gather(index)
-        maps = None if batch.maps is None else _send(batch.maps, self.model.device)
-        batch = Batch(_send(batch.tokens, self.model.device), _send(batch.real, self.model.device), maps)
-        return batch if self._augment is None or uniform is None else self._augment(batch, uniform)
-
-    def _windows(self, index: Tensor) -> Batch:
-        return gather_windows(self.data, index, self.model.gpt.config.window, self.model.layout, self.model.tokens)
-
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The loss to minimise, and each prediction's own."""
-        return self._engine.loss(batch)
-
-    def backward(self, loss: Tensor) -> None:
-        """Gradients of the whole batch's loss."""
-        self._engine.backward(loss)
-
-    def update(self) -> Tensor:
-        """One step of the optimiser; returns the norm that the gradients had."""
-        return self._engine.update()
-
-    def _prepare_step(self) -> float:
-        """Set the rate and the dropout of this step, each a function of seed and step alone."""
-        rate = learning_rate(
+    def _learning_rate(self) -> float:
+        return learning_rate(
             self.step,
             peak=self.config.learning_rate,
             warmup=self._warmup,
             total=self.total_steps,
-            final_share=self.config.final_lr_share,
+            final_share=RECIPES[self.config.optimizer].final_share,
         )
-        self._engine.set_rate(rate)
-        # Dropout draws from torch's global generator, the one place where randomness cannot be an argument.
-        # Each process drops other activations of its share; the first draws what a process alone would.
-        key = [self.config.seed, self.step] + [self.world.rank] * (self.world.rank > 0)
+
+    def _seed_dropout(self) -> None:
+        """Make dropout a function of seed and step alone."""
+        # Dropout draws from torch's global generator, the one place where randomness cannot be an argument. Each
+        # process draws its own numbers; the first draws what a single process would.
+        key = [self.seed, self.step] + [self.world.rank] * (self.world.rank > 0)
         torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
-        return rate
 
-    def save(self, path: Path) -> None:
-        """Write all that is needed to go on: weights, moments and step, in one file."""
+    def save(self, path: str | Path) -> None:
+        """Write all that is needed to resume: weights, optimizer state and step, in one file."""
         tensors = {f"weights.{name}": value for name, value in self.model.gpt.state_dict().items()}
-        for name, parameter in self.model.gpt.named_parameters():
-            for moment, value in self._optimizer.state[parameter].items():
-                tensors[f"{moment}.{name}"] = value
-        write_tensors(path, tensors, {"step": str(self.step)})
+        write_tensors(Path(path), tensors | self.engine.state(), {"step": str(self.step)})
 
-    def load(self, path: Path) -> None:
-        """Go on from a file of `save`."""
-        tensors, metadata = read_tensors(path)
+    def load(self, path: str | Path) -> None:
+        """Resume from a file of `save`."""
+        tensors, metadata = read_tensors(Path(path))
+        # Before version 0.1 the map encoder was called context_encoder.
+        tensors = {name.replace("context_encoder.", "map_encoder."): value for name, value in tensors.items()}
         weights = {
             name.removeprefix("weights."): value for name, value in tensors.items() if name.startswith("weights.")
         }
@@ -187,21 +160,5 @@ class Trainer:
             self.model.gpt.load_state_dict(weights)
         except RuntimeError as error:
             raise ValueError(f"{path}: not the state of this model ({str(error).splitlines()[-1].strip()})") from error
-        for name, parameter in self.model.gpt.named_parameters():
-            for moment in ("step", "exp_avg", "exp_avg_sq"):
-                if f"{moment}.{name}" not in tensors:
-                    continue
-                stored, state = tensors[f"{moment}.{name}"], self._optimizer.state[parameter]
-                if moment in state:
-                    state[moment].copy_(stored)  # it may be a view of all of them
-                else:
-                    state[moment] = stored.to(parameter.device)
-        self._engine.refresh()
+        self.engine.load_state(tensors)
         self.step = int(metadata["step"])
-
-
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """The same on another device, without waiting for it."""
-    if device.type != "cuda" or tensor.device == device:
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Whole runs of slots in one kernel: for GPUs, where launching many small ones costs more than the work itself."""
+"""The fused decoder: one CUDA kernel per run of slots. Launching many small kernels would cost more than the work."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,21 +21,22 @@ from trajectory_transformer.gpu.planning.kernels import (
     cuda_kernels,
 )
 from trajectory_transformer.gpu.planning.packed import TILE, PackedWeights
+from trajectory_transformer.gpu.planning.prompt import read_prompt
 from trajectory_transformer.gpu.planning.segments import Segments
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.search.decoder import Candidates, Run, StepwiseDecoder
-from trajectory_transformer.search.sampling import Percentile, expected_value, sampled_value
 
-MAX_ROWS = 8  # candidates of one block, as in common.cuh
+MAX_ROWS = 8  # candidates of one thread block, as in common.cuh
+_STORED = ("tokens", "log_prob", "rewards", "value", "ended", "identity")  # what kernels read and write of candidates
 
 
 class FusedDecoder(StepwiseDecoder):
-    """Extends candidates inside one kernel a run; nothing in between waits for the host."""
+    """Extends candidates with one kernel per run, without synchronising with the host."""
 
     def __init__(
         self, gpt: GPT, window: int | None = None, *, bf16: bool = True, kernels: Kernels | None = None
     ) -> None:
-        """Decode with a model; products in bfloat16 or float32."""
+        """Decode with a model; matmuls in bfloat16 or float32."""
         super().__init__(gpt, window)
         reason = why_not_fused(gpt, self.window, bf16=bf16)
         if reason is not None:
@@ -53,31 +54,28 @@ class FusedDecoder(StepwiseDecoder):
             dtype=self.dtype,
             device=self.device,
         )
-        self._readable = [not layout.is_value(position) for position in range(gpt.max_tokens)]
+        self._readable = layout.readable(0, gpt.max_tokens)
         self._readable_mask = torch.tensor(self._readable, dtype=torch.uint8, device=self.device)
-        self.rows_per_block: int | None = None  # None: chosen by how many candidates there are
-        self._store = self.candidates  # the same, with room for more tokens and rewards
-        self._position = -1  # visible tokens read; -1 before the first reading
+        self.rows_per_block: int | None = None  # None: chosen by the number of candidates
+        self._store = self.candidates  # the same with room for more tokens and rewards
+        self._position = -1  # visible tokens read so far; -1 before the first pass
         self._cropped = 0
 
     def refresh(self) -> None:
-        """See weights that have changed since; a captured search calls this before it is replayed."""
+        """Update the packed weights if the model has changed; a captured search calls this before every replay."""
         self._weights.refresh()
 
     def begin(self, prompt: Tensor, *, max_candidates: int, max_new: int, map_embedding: Tensor | None = None) -> None:
-        """Start a search: prompt [E, L], room for `max_new` more tokens of at most `max_candidates` candidates.
-
-        `map_embedding` [E, width] is what `GPT.encode_map` made of each environment's, for models that read one.
-        """
+        """Start a search, see `Decoder`."""
         map_embedding = None if map_embedding is None else map_embedding.float().contiguous()
         super().begin(prompt, max_candidates=max_candidates, max_new=max_new, map_embedding=map_embedding)
         if max_candidates > MAX_CANDIDATES:
             raise ValueError(
                 f"the fused decoder takes at most {MAX_CANDIDATES} candidates (search.beam_width x search.expansion), "
-                f"got {max_candidates}: use search.decoder cached"
+                f"got {max_candidates}: use search.backend cached"
             )
         self.refresh()
-        # Besides complete segments, the one being written and one to copy it to.
+        # Besides the complete segments: the one being written, and one to copy it to.
         places = min(max_new // self.gpt.layout.size + 2, self.window + 1) + 2
         self._segments.begin(rows=prompt.shape[0] * max_candidates, places=places)
         self._position, self._cropped = -1, 0
@@ -90,7 +88,7 @@ class FusedDecoder(StepwiseDecoder):
 
     @torch.no_grad()
     def logits(self) -> Tensor:
-        """Logits of every candidate's next token [E, K, V + 1]; may be asked for once per token."""
+        """Logits of every candidate's next token [E, K, V + 1]; call it at most once per token."""
         self._catch_up()
         envs, candidates, _ = self.tokens.shape
         logits = torch.empty(envs, candidates, self.gpt.num_bins + 1, device=self.device)
@@ -121,8 +119,9 @@ class FusedDecoder(StepwiseDecoder):
     def select(self, parents: Tensor) -> None:
         """Replace the candidates by copies of themselves: parents [E, K']."""
         before, parents = self._store, parents.contiguous()
-        parts = vars(before).values()
-        self._store = Candidates(*(part.new_empty(*parents.shape, *part.shape[2:]) for part in parts))
+        parts = {name: getattr(before, name) for name in _STORED}
+        empty = {name: part.new_empty(*parents.shape, *part.shape[2:]) for name, part in parts.items()}
+        self._store = replace(before, **empty)
         arguments = SelectArguments(
             parents=parents.data_ptr(),
             before=self._describe(before),
@@ -133,11 +132,11 @@ class FusedDecoder(StepwiseDecoder):
         self._segments.select(arguments, *parents.shape)
         self._show()
 
-    def keep(self, scores: Tensor, identity: Tensor, width: int, *, distinct: bool) -> Tensor:
-        """Numbers of the best candidates, best first, as `keep_best` of the search has it, in one kernel."""
+    def keep(self, scores: Tensor, width: int, *, distinct: bool) -> Tensor:
+        """Indices of the best candidates in one kernel, see `Decoder`."""
         envs, candidates = scores.shape
         kept = torch.empty(envs, width, dtype=torch.long, device=self.device)
-        scores, identity = scores.float().contiguous(), identity.contiguous()
+        scores, identity = scores.float().contiguous(), self._store.identity
         arguments = KeepArguments(
             scores=scores.data_ptr(),
             identity=identity.data_ptr(),
@@ -150,32 +149,32 @@ class FusedDecoder(StepwiseDecoder):
         return kept
 
     def _catch_up(self) -> None:
-        """Read what must be read before the next slot: everything visible where the window has slid."""
+        """Read what must be read before the next slot: everything visible if the window has slid."""
         cropped = self.num_cropped()
         if self._position < 0 or cropped != self._cropped:
-            # Positions restart after a crop, so nothing read before still holds.
+            # Positions restart after a crop, so what was read before is no longer valid.
             self._cropped = cropped
             prompt, own = self.visible(cropped)
             if own.shape[2] and self._position >= 0:
                 shared = prompt[:, None].expand(-1, own.shape[1], -1)
-                self._read_anew(torch.cat([shared, own], dim=2)[..., :-1])
+                self._read_visible(torch.cat([shared, own], dim=2)[..., :-1])
             else:
-                self._read_anew(prompt[:, None, :-1])
+                self._read_visible(prompt[:, None, :-1])
         num_unread = self._num_visible() - self._position
         while self._columns_of(num_unread) > self._segments.room:
-            # The segment is full, or will be: then tokens were appended without asking for logits.
+            # The segment is full or would overflow: tokens were appended without asking for logits.
             count = next(n for n in range(num_unread, -1, -1) if self._columns_of(n) <= self._segments.room)
             if count:
                 self._launch(0, num_given=count + 1)
                 num_unread -= count
             envs, candidates, _ = self.tokens.shape
-            self.select(torch.arange(candidates, device=self.device).expand(envs, -1))  # which completes the segment
+            self.select(torch.arange(candidates, device=self.device).expand(envs, -1))  # this completes the segment
 
-    def _read_anew(self, tokens: Tensor) -> None:
-        """Fill the prompt's part with tokens [E, 1 or K, L] in one pass of the model."""
+    def _read_visible(self, tokens: Tensor) -> None:
+        """Fill the prompt's segment with tokens [E, 1 or K, L] in one pass of the model."""
         envs, rows, length = tokens.shape
-        map_embedding = None if self.map_embedding is None else self.map_embedding.repeat_interleave(rows, dim=0)
-        keys, values = self.gpt.read(tokens.flatten(0, 1), map_embedding, self._weights.linear, multiple_of=TILE)
+        maps = None if self.map_embedding is None else self.map_embedding.repeat_interleave(rows, dim=0)
+        keys, values = read_prompt(self.gpt, self._weights.blocks, tokens.flatten(0, 1), maps, multiple_of=TILE)
         self._segments.restart(
             keys, values, columns=sum(self._readable[:length]), envs=envs, candidates=self.tokens.shape[1]
         )
@@ -185,11 +184,11 @@ class FusedDecoder(StepwiseDecoder):
         return self.prompt.shape[1] - self._cropped + self.tokens.shape[2]
 
     def _columns_of(self, num_tokens: int) -> int:
-        """Columns that the next unread tokens take."""
+        """Columns that the next unread tokens occupy."""
         return sum(self._readable[self._position : self._position + num_tokens])
 
     def _slots_at_once(self, wanted: int) -> int:
-        """Slots that can be drawn before a segment is full or the window slides."""
+        """Slots that can be sampled before a segment is full or the window slides."""
         num_unread = self._num_visible() - self._position
         count = 1
         while (
@@ -209,13 +208,13 @@ class FusedDecoder(StepwiseDecoder):
         first_slot: int = 0,
         logits: Tensor | None = None,
     ) -> None:
-        """Read the unread tokens, of these `num_given - 1` before the first slot, and draw or return logits."""
+        """Read the unread tokens (`num_given - 1` of them before the first slot), and sample or return logits."""
         envs, candidates, _ = self.tokens.shape
         gpt, layout, segments = self.gpt, self.gpt.layout, self._segments
         given = self._unread()[..., :num_given]
         group = self._group(envs * candidates)
         groups = -(-candidates // group)
-        predicted = self._position + given.shape[2]  # position of the first slot to draw
+        predicted = self._position + given.shape[2]  # position of the first slot to sample
         arguments = RunArguments(
             token_embedding=gpt.token_embedding.weight.data_ptr(),
             position_embedding=gpt.position_embedding.data_ptr(),
@@ -245,8 +244,8 @@ class FusedDecoder(StepwiseDecoder):
         max_tiles = segments.max_tiles(group)
         if max_tiles > self._kernels.max_tiles:
             raise ValueError(
-                f"the fused decoder reads at most {self._kernels.max_tiles} pieces of context at once, this search "
-                f"needs {max_tiles}: lower search.window or use search.decoder cached"
+                f"the fused decoder reads at most {self._kernels.max_tiles} tiles of keys at once, this search "
+                f"needs {max_tiles}: lower search.window or use search.backend cached"
             )
         self._kernels.extend(arguments, envs * groups, max_tiles)
         num_read = given.shape[2] - 1 + num_slots
@@ -254,7 +253,7 @@ class FusedDecoder(StepwiseDecoder):
         self._position += num_read
 
     def _show(self, *, num_more: int = 0, num_rewards: int = 0) -> None:
-        """Show what is in store, with so many more tokens and rewards."""
+        """Expose what is in store, with this many more tokens and rewards."""
         num_tokens, num_rewards = self.tokens.shape[2] + num_more, self.candidates.rewards.shape[2] + num_rewards
         store = self._store
         self.candidates = replace(
@@ -262,7 +261,7 @@ class FusedDecoder(StepwiseDecoder):
         )
 
     def _describe(self, store: Candidates) -> StoreArguments:
-        """Tell a kernel where candidates are."""
+        """Kernel arguments: where candidates are stored."""
         return StoreArguments(
             tokens=store.tokens.data_ptr(),
             rewards=store.rewards.data_ptr(),
@@ -277,8 +276,9 @@ class FusedDecoder(StepwiseDecoder):
         )
 
     def _describe_part(self, run: Run) -> PartArguments:
-        """Tell a kernel how to draw."""
-        sampler = run.sampler
+        """Kernel arguments: how to sample."""
+        sampler, every_token = run.sampler, self.gpt.num_bins + 1
+        top_k, nucleus = (None, None) if sampler.middle is not None else (sampler.top_k, sampler.nucleus)
         assert run.values is None or run.values.is_contiguous()
         return PartArguments(
             seeds=None if run.noise is None else run.noise.seeds.data_ptr(),
@@ -286,12 +286,10 @@ class FusedDecoder(StepwiseDecoder):
             worths=None if run.values is None else run.values.data_ptr(),
             num_slots=run.num_slots,
             allow_stop=run.allow_stop,
-            top_k=self.gpt.num_bins + 1 if sampler.top_k is None else sampler.top_k,
-            estimate=0 if run.values is None else _estimate_kind(run),
+            top_k=every_token if top_k is None else top_k,
             temperature=sampler.temperature,
-            dropped=-1.0 if sampler.nucleus is None or sampler.nucleus >= 1.0 else 1.0 - sampler.nucleus,
+            dropped=-1.0 if nucleus is None or nucleus >= 1.0 else 1.0 - nucleus,
             middle=1.0 if sampler.middle is None else sampler.middle,
-            share=run.estimate.share if isinstance(run.estimate, Percentile) else 0.0,
         )
 
     def _unread(self) -> Tensor:
@@ -305,7 +303,7 @@ class FusedDecoder(StepwiseDecoder):
         return torch.cat([rest, own], dim=2)
 
     def _group(self, rows: int) -> int:
-        """Candidates of one block: more share a reading of the weights, fewer keep more multiprocessors busy."""
+        """Candidates per thread block: more share one read of the weights, fewer keep more multiprocessors busy."""
         if self.rows_per_block is not None:
             return self.rows_per_block
         at_once = self._kernels.multiprocessors // (RANKS if self.dtype == torch.bfloat16 else 1)
@@ -321,29 +319,19 @@ def _num_rewards(parts: Sequence[Run], first: int, count: int) -> int:
 
 
 def sizes_of(gpt: GPT, *, bf16: bool) -> Sizes:
-    """What the kernels of a model are compiled for."""
+    """The sizes that the kernels of a model are compiled for."""
     config = gpt.config
     return Sizes(config.width, config.num_heads, config.num_layers, gpt.num_bins + 1, bf16)
 
 
 def why_not_fused(gpt: GPT, window: int, *, bf16: bool) -> str | None:
-    """The reason why a model's search cannot be fused, if there is one."""
+    """Why the fused decoder does not support a model; None if it does."""
     config = gpt.config
     if bf16 and (config.width != 128 or config.num_heads != 4 or gpt.num_bins > 127):
         return (
-            "in bfloat16 it is for a width of 128, 4 heads and at most 127 bins, the model has "
+            "in bfloat16 it needs a width of 128, 4 heads and at most 127 bins, the model has "
             f"{config.width}, {config.num_heads} and {gpt.num_bins}"
         )
     if window > MAX_SEGMENTS - 4:
         return f"it sees at most {MAX_SEGMENTS - 4} transitions at once, the window has {window}"
     return None
-
-
-def _estimate_kind(run: Run) -> int:
-    """How the kernel calls an estimate."""
-    if run.estimate is expected_value:
-        return 1
-    if run.estimate is sampled_value:
-        return 2
-    assert isinstance(run.estimate, Percentile), "the kernel knows three estimates"
-    return 3

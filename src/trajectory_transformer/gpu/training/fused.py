@@ -1,14 +1,14 @@
-"""The loss in bfloat16 with few and large kernels, and the optimiser over all weights at once: for a GPU.
+"""The fused training engine: a bfloat16 loss of few large kernels, and AdamW over all weights at once.
 
-The model is too small to keep a GPU busy one operation at a time. This is the pass of `model.gpt` written for speed:
+The model is too small to keep a GPU busy one operation at a time. This is the forward pass of `model.gpt`, written for
+speed:
 
 - Entry j of a sequence holds token j - 1, entry 0 nothing, so that entry j is where token j is predicted. A window is
   then W whole transitions, and heads, embeddings and targets are batches over slots without copies.
-- Embeddings are products with one-hot rows: their gradients then need no atomics, and repeat bit by bit.
-- Weights are float32 in one tensor; products read copies in bfloat16 that the optimiser leaves behind.
+- Embeddings are matmuls with one-hot rows: their gradients need no atomics and are reproducible bit for bit.
+- Weights are float32 in one tensor; matmuls read bfloat16 copies that the optimizer writes.
 """
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Protocol
@@ -19,16 +19,24 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from trajectory_transformer.config import TrainConfig
-from trajectory_transformer.model.block import settle_keys
-from trajectory_transformer.model.gpt import GPT
+from trajectory_transformer.gpu.training.captured import CapturedStep
+from trajectory_transformer.model.gpt import GPT, detach_key_bias
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import Batch, loss_weights
+from trajectory_transformer.training.engine import Outcome
+from trajectory_transformer.training.optim import (
+    GRAD_CLIP,
+    RECIPES,
+    load_optimizer_state,
+    make_optimizer,
+    optimizer_state,
+)
 
 LOW = torch.bfloat16
 
 
 class Operations(Protocol):
-    """What the pass is made of; see `training.operations`. Dropout of operation `index` draws from `seeds[index]`."""
+    """The operations of the pass, see `gpu.training.operations`. Dropout of operation `index` uses `seeds[index]`."""
 
     def attention(
         self,
@@ -41,7 +49,7 @@ class Operations(Protocol):
         heads: int,
         dropout: float,
     ) -> tuple[Tensor, ...]:
-        """Attention by a linear layer's queries, keys and values, each column read by rows from `readers` on."""
+        """Linear layer to queries, keys and values, and attention; column j is read by rows from `readers[j]` on."""
 
     def linear_add_norm(
         self,
@@ -55,9 +63,9 @@ class Operations(Protocol):
         index: int,
         dropout: float,
     ) -> tuple[Tensor, ...]:
-        """A linear layer, dropout and the residual connection, [B, L, width], and the layer norm of it."""
+        """Linear layer, dropout and residual connection [B, L, width], and the layer norm of the sum."""
 
-    def perceptron(
+    def mlp(
         self,
         h: Tensor,
         up: Tensor,
@@ -71,23 +79,26 @@ class Operations(Protocol):
         index: int,
         dropout: float,
     ) -> tuple[Tensor, ...]:
-        """The same with two linear layers around gelu."""
+        """The same with two linear layers and a GELU between them."""
 
     def dropout_norm(
         self, x: Tensor, gain: Tensor, shift: Tensor, seeds: Tensor, index: int, dropout: float
     ) -> tuple[Tensor, ...]:
-        """Dropout, [B, L, width], and the layer norm of it."""
+        """Dropout [B, L, width], and the layer norm of the result."""
 
 
-def fits(model: TrajectoryModel) -> bool:
-    """Whether the kernels are made for a model's sizes, on a device that has them."""
-    gpt = model.gpt
-    head = gpt.config.width // gpt.config.num_heads
-    sizes = all(size & (size - 1) == 0 for size in (gpt.config.width, head)) and head >= 16 and gpt.config.width <= 256
-    return sizes and model.device.type == "cuda" and importlib.util.find_spec("triton") is not None
+def why_not_fused_training(model: TrajectoryModel) -> str | None:
+    """Why the fused engine does not support a model; None if it does."""
+    width, head = model.gpt.config.width, model.gpt.config.width // model.gpt.config.num_heads
+    if any(size & (size - 1) for size in (width, head)) or head < 16 or width > 256:
+        return (
+            "it needs a width of at most 256 and heads of at least 16, both powers of two, "
+            f"the model has {width} and {head}"
+        )
+    return None if torch.cuda.is_bf16_supported() else "it needs a GPU with bfloat16"
 
 
-def fast_loss(
+def fused_loss(
     model: TrajectoryModel,
     weights: Mapping[str, Tensor],
     batch: Batch,
@@ -97,7 +108,7 @@ def fast_loss(
     seeds: Tensor,
     operations: Operations | ModuleType,
 ) -> tuple[Tensor, Tensor]:
-    """`weighted_loss` with the weights given: the mean, and each prediction's own [B, L']."""
+    """`weighted_loss` with the given weights: the mean, and the cross-entropy of each prediction [B, L']."""
     gpt = model.gpt
     goals = gpt.layout.goal_dim
     slots = _transposed(batch.tokens[:, goals:].reshape(-1, gpt.layout.size))  # [D, B * W]
@@ -109,18 +120,18 @@ def fast_loss(
     for layer in range(last + 1):
         own = {name: weights[f"blocks.{layer}.{name}"] for name in _BLOCK}
         after = f"blocks.{layer + 1}.norm1" if layer < last else "norm"
-        linear = own["qkv.weight"], settle_keys(own["qkv.bias"])
+        linear = own["qkv.weight"], detach_key_bias(own["qkv.bias"])
         attended = operations.attention(h, *linear, readers, seeds, 3 * layer, gpt.config.num_heads, dropout)[0]
         norm = own["norm2.weight"], own["norm2.bias"]
         branch = own["out.weight"], own["out.bias"]
         x, h = operations.linear_add_norm(attended, *branch, x, *norm, seeds, 3 * layer + 1, dropout)[:2]
         norm = weights[f"{after}.weight"], weights[f"{after}.bias"]
         both = own["up.weight"], own["up.bias"], own["down.weight"], own["down.bias"]
-        x, h = operations.perceptron(h, *both, x, *norm, seeds, 3 * layer + 2, dropout)[:2]
+        x, h = operations.mlp(h, *both, x, *norm, seeds, 3 * layer + 2, dropout)[:2]
     logits = _logits(gpt, weights["heads"], h)
     by_token = logits.logsumexp(dim=-1) - logits.gather(-1, slots[..., None])[..., 0]
     by_token = _transposed(by_token).reshape(len(batch.tokens), -1)[:, 0 if goals else 1 :]
-    counted = loss_weights(batch, model.layout, model.tokens, action_weight)[:, -by_token.shape[1] :]
+    counted = loss_weights(batch, model.tokenizer, action_weight)[:, -by_token.shape[1] :]
     return (by_token * counted).mean(), by_token
 
 
@@ -130,11 +141,11 @@ _BLOCK = ["norm2.weight", "norm2.bias"] + [
 
 
 def _embed(gpt: GPT, weights: Mapping[str, Tensor], batch: Batch, slots: Tensor) -> Tensor:
-    """Embeddings of tokens, positions and context, one entry late: tokens [B, L] -> [B, L, width]."""
+    """Embeddings of tokens, positions and maps, shifted by one entry: tokens [B, L] -> [B, L, width]."""
     goals, bins = gpt.layout.goal_dim, gpt.num_bins
     table = weights["token_embedding.weight"]
     num_slots = goals + gpt.layout.size
-    # Rows after the stop token's are there for a size that products like; no token chooses them.
+    # Rows after the stop token pad the table to a size that matmuls like; no token selects them.
     stop = table[-1].expand(num_slots, _padded(bins + 1) - bins, -1)
     by_slot = torch.cat([table[:-1].view(num_slots, bins, -1), stop], dim=1)
     parts = [_look_up(slots, by_slot[goals:]).reshape(len(batch.tokens), -1, table.shape[-1])]
@@ -156,18 +167,13 @@ def _look_up(tokens: Tensor, tables: Tensor) -> Tensor:
 
 
 def _readers(gpt: GPT, length: int, device: torch.device) -> Tensor:
-    """The first row that may read each entry: its own, and none where it is empty or holds a value."""
-    entry = torch.arange(length, device=device, dtype=torch.int32)
-    position = entry - 1
-    readable = position >= 0
-    if gpt.layout.rewards:
-        slot = (position - gpt.layout.goal_dim) % gpt.layout.size
-        readable &= (slot != gpt.layout.value) | (position < gpt.layout.goal_dim)
-    return torch.where(readable, entry, length)
+    """The first row that may read each entry: its own row, or none if the entry is empty or holds a value."""
+    readable = functional.pad(gpt.mask.diagonal()[: length - 1], (1, 0))  # a token that nobody reads ignores itself too
+    return torch.where(readable, torch.arange(length, device=device, dtype=torch.int32), length)
 
 
 def _logits(gpt: GPT, heads: Tensor, h: Tensor) -> Tensor:
-    """Every slot's head where its tokens are predicted: h [B, L, width] -> [D, B * W, V + 1]."""
+    """Apply the head of every slot where its tokens are predicted: h [B, L, width] -> [D, B * W, V + 1]."""
     heads = functional.pad(heads, (0, 0, 0, _padded(gpt.num_bins + 1) - gpt.num_bins - 1))
     entries = h[:, gpt.layout.goal_dim :].reshape(-1, gpt.layout.size, h.shape[-1])
     return torch.bmm(entries.transpose(0, 1), heads.mT)[..., : gpt.num_bins + 1].float()
@@ -182,13 +188,13 @@ def _transposed(x: Tensor) -> Tensor:
 
 
 class FlatAdamW:
-    """AdamW over all weights at once: they move into one tensor, and so do its moments.
+    """AdamW over one flat tensor of all weights.
 
-    The moments are views in the state of an ordinary optimiser, so that a run is saved and loaded like any other.
+    Its moments are views in the state of an ordinary optimizer, so that a run is saved and resumed like any other.
     """
 
     def __init__(self, gpt: nn.Module, optimizer: torch.optim.AdamW, config: TrainConfig, *, compiled: bool) -> None:
-        """Take over a model and an optimiser that has not begun."""
+        """Take over a model and an optimizer that has taken no step."""
         rounded = {name: parameter for name, parameter in gpt.named_parameters() if not _stays_float(name)}
         others = {name: parameter for name, parameter in gpt.named_parameters() if _stays_float(name)}
         parameters = rounded | others
@@ -212,21 +218,21 @@ class FlatAdamW:
             start = place.stop
         self._num_rounded = len(rounded)
         self._grads: tuple[Tensor, ...] = ()
-        self._config = config
+        self._betas = RECIPES[config.optimizer].betas
         self._update: Callable[..., Tensor] = torch.compile(adamw) if compiled else adamw
         self.rate = torch.zeros((), device=self._flat.device)
 
     def refresh(self) -> None:
-        """Copy weights that were changed from outside."""
+        """Round the weights again after they were loaded."""
         self._rounded.copy_(self._flat[: len(self._rounded)])
 
     def backward(self, loss: Tensor) -> None:
-        """Keep the gradients of a loss of `weights`."""
+        """Compute the gradients of a loss of `weights`."""
         self._grads = torch.autograd.grad(loss, list(self.weights.values()))
 
     @torch.no_grad()
     def update(self) -> Tensor:
-        """One step; returns the norm that the gradients had."""
+        """Take one step; returns the gradient norm before clipping."""
         parts = [
             torch.cat([grad.flatten() for grad in grads])
             for grads in (self._grads[: self._num_rounded], self._grads[self._num_rounded :])
@@ -240,8 +246,8 @@ class FlatAdamW:
             *parts,
             decay=self._decay,
             rate=self.rate,
-            betas=self._config.betas,
-            clip=self._config.grad_clip,
+            betas=self._betas,
+            clip=GRAD_CLIP,
         )
 
 
@@ -257,7 +263,7 @@ def adamw(
     betas: tuple[float, float],
     clip: float,
 ) -> Tensor:
-    """Clip and step in place: all tensors flat, `rounded` a copy of the first weights; returns the gradients' norm."""
+    """Clip and step in place. All tensors are flat, `rounded` is a copy of the first weights. Returns the norm."""
     grad = torch.cat([part.float() for part in grads])
     norm: Tensor = torch.linalg.vector_norm(grad)
     grad = grad * (clip / (norm + 1e-6)).clamp(max=1.0)
@@ -271,24 +277,26 @@ def adamw(
 
 
 def _stays_float(name: str) -> bool:
-    """Layer norms and positions are added and scaled, never multiplied as matrices."""
+    """Layer norms and positions take part in no matmul."""
     return "norm" in name or name == "position_embedding"
 
 
-class FastEngine:
-    """Loss, gradients and update of a model on a GPU, in bfloat16."""
+class FusedEngine:
+    """Loss, gradients and update in bfloat16, captured as one CUDA graph."""
 
-    def __init__(self, model: TrajectoryModel, optimizer: torch.optim.AdamW, config: TrainConfig) -> None:
-        """Take over a model and an optimiser that has not begun."""
-        from trajectory_transformer.gpu.training import operations
+    def __init__(self, model: TrajectoryModel, config: TrainConfig) -> None:
+        """Train a model on a GPU."""
+        from trajectory_transformer.gpu.training import operations  # imports triton
 
-        self._optimizer = FlatAdamW(model.gpt, optimizer, config, compiled=True)
-        self._num_seeds = 3 * model.gpt.config.num_layers + 1  # the last for the embeddings
+        self._model = model
+        self._adamw = make_optimizer(model.gpt, config, capturable=True)
+        self._optimizer = FlatAdamW(model.gpt, self._adamw, config, compiled=True)
+        self._num_seeds = 3 * model.gpt.config.num_layers + 1  # the last one is for the embeddings
 
         def loss(
             weights: Mapping[str, Tensor], tokens: Tensor, real: Tensor, maps: Tensor | None, seeds: Tensor
         ) -> tuple[Tensor, Tensor]:
-            return fast_loss(
+            return fused_loss(
                 model,
                 weights,
                 Batch(tokens, real, maps),
@@ -299,17 +307,21 @@ class FastEngine:
             )
 
         self._loss: Callable[..., tuple[Tensor, Tensor]] = torch.compile(loss, dynamic=False)
+        self._take_step = CapturedStep(self.compute)
 
-    def set_rate(self, rate: float) -> None:
-        """The learning rate of the next update."""
-        self._optimizer.rate.fill_(rate)
+    def step(self, batch: Batch, learning_rate: float) -> Outcome:
+        """Take one optimizer step on a batch."""
+        self._optimizer.rate.fill_(learning_rate)
+        return self._take_step(batch)
 
-    def refresh(self) -> None:
-        """Take note of weights that were loaded."""
-        self._optimizer.refresh()
+    def compute(self, batch: Batch) -> Outcome:
+        """Forward, backward and update."""
+        loss, by_token = self.forward(batch)
+        self.backward(loss)
+        return Outcome(loss.detach(), by_token.detach(), self.update())
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The loss to minimise, and each prediction's own."""
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss, and the cross-entropy of each prediction."""
         seeds = torch.randint(2**31 - 1, (self._num_seeds,), device=batch.tokens.device, dtype=torch.int32)
         return self._loss(self._optimizer.weights, batch.tokens, batch.real, batch.maps, seeds)
 
@@ -318,5 +330,14 @@ class FastEngine:
         self._optimizer.backward(loss)
 
     def update(self) -> Tensor:
-        """One step of the optimiser; returns the norm that the gradients had."""
+        """Take one step of the optimizer; returns the gradient norm before clipping."""
         return self._optimizer.update()
+
+    def state(self) -> dict[str, Tensor]:
+        """State of the optimizer by name, to resume from."""
+        return optimizer_state(self._model.gpt, self._adamw)
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore `state`, after new weights were loaded into the model."""
+        load_optimizer_state(self._model.gpt, self._adamw, tensors)
+        self._optimizer.refresh()

@@ -1,6 +1,6 @@
-"""The Triton kernels as torch operations, with their gradients; see `training.kernels` for what they compute.
+"""The Triton kernels as torch operations with gradients; `gpu.training.kernels` holds the kernels.
 
-Only `training.fast` imports this file, and only where there is a GPU.
+Only `gpu.training.fused` imports this file, and only on a machine with a GPU: it needs triton.
 """
 
 import math
@@ -280,8 +280,8 @@ def _(grad, weight, slope):
     return torch.empty_like(slope), grad.new_empty(programs, slope.shape[-1], dtype=torch.float32)
 
 
-@torch.library.custom_op("trajectory_transformer::perceptron", mutates_args=())
-def perceptron(
+@torch.library.custom_op("trajectory_transformer::mlp", mutates_args=())
+def mlp(
     h: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, x: Tensor, gain: Tensor, shift: Tensor,
     seeds: Tensor, index: int, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -294,19 +294,19 @@ def perceptron(
     return out, normed, slope, after
 
 
-@perceptron.register_fake
+@mlp.register_fake
 def _(h, up, up_bias, down, down_bias, x, gain, shift, seeds, index, dropout):
     hidden = h.new_empty(*h.shape[:-1], len(up))
     return torch.empty_like(x), torch.empty_like(h), hidden, torch.empty_like(hidden)
 
 
-def _keep_perceptron(ctx, inputs, output):
+def _keep_mlp(ctx, inputs, output):
     h, up, up_bias, down, down_bias, _, gain, _, seeds, *ctx.settings = inputs
     out, _, slope, after = output
     ctx.save_for_backward(h, up, up_bias, down, down_bias, gain, seeds, out, slope, after)
 
 
-def _differentiate_perceptron(ctx, grad_out, grad_normed, _, __):
+def _differentiate_mlp(ctx, grad_out, grad_normed, _, __):
     h, up, up_bias, down, down_bias, gain, seeds, out, slope, after = ctx.saved_tensors
     grad_x, grad_branch, sums = _norm_backward(out, grad_out, grad_normed, gain, seeds, *ctx.settings)
     grad_gain, grad_shift, grad_down_bias = sums.sum(0)
@@ -321,4 +321,4 @@ def _differentiate_perceptron(ctx, grad_out, grad_normed, _, __):
     )  # fmt: skip
 
 
-perceptron.register_autograd(_differentiate_perceptron, setup_context=_keep_perceptron)
+mlp.register_autograd(_differentiate_mlp, setup_context=_keep_mlp)

@@ -38,8 +38,8 @@ class PartArguments(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("seeds", "worths")),
-        *((name, ctypes.c_int) for name in ("number", "num_slots", "allow_stop", "top_k", "estimate")),
-        *((name, ctypes.c_float) for name in ("temperature", "dropped", "middle", "share")),
+        *((name, ctypes.c_int) for name in ("number", "num_slots", "allow_stop", "top_k")),
+        *((name, ctypes.c_float) for name in ("temperature", "dropped", "middle")),
     )
 
 
@@ -48,8 +48,8 @@ class RunArguments(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
-            "token_embedding", "position_embedding", "offsets", "readable", "map_embedding", "weights", "vectors", "heads",
-            "given", "order", "ancestors", "prompt_keys", "prompt_values", "keys", "values", "logits",
+            "token_embedding", "position_embedding", "offsets", "readable", "map_embedding", "weights", "vectors",
+            "heads", "given", "order", "ancestors", "prompt_keys", "prompt_values", "keys", "values", "logits",
         )),
         ("store", StoreArguments),
         ("parts", PartArguments * MAX_PARTS),

@@ -36,10 +36,9 @@ struct Part {
     const float* worths;    // [2, VOCABULARY - 1], what the tokens of a reward and then of a value are worth, or null
     int number;             // of the run, which with the seed makes the noise
     int num_slots;
-    int allow_stop, top_k, estimate; // estimate: 1 mean, 2 sampled, 3 percentile
+    int allow_stop, top_k;
     float temperature, dropped;      // dropped: 1 - nucleus, negative to keep all
     float middle;                    // share of the mass around the median, 1 to keep all
-    float share;                     // for percentiles
 };
 
 // Slots for every candidate. Keys and values live in segments: the prompt (0), then blocks of at most one
@@ -174,29 +173,11 @@ __device__ void keep_middle(float mass, float (&own)[SHARE]) {
         if (before[i] + prob[i] <= first || before[i] >= last) own[i] = -INFINITY;
 }
 
-// What a token of a discretised scalar is worth under the predicted distribution.
-__device__ float estimate(const Part& part, const float* logits, const float* worths, float log_total, int token, int lane) {
-    if (part.estimate == 2) return token < VOCABULARY - 1 ? worths[token] : 0.0f;
+// The mean of a discretized scalar as `expected_value` in sampling.py: the stop token counts as zero.
+__device__ float expected_value(const float* logits, const float* values, float log_total, int lane) {
     float result = 0.0f;
-    if (part.estimate == 1) {
-        for (int v = lane; v < VOCABULARY - 1; v += LANES) result += expf(logits[v] - log_total) * worths[v];
-        return warp_sum(result);
-    }
-    // The smallest worth with the share of the mass at or below it; the stop token counts as zero.
-    float smallest = INFINITY, largest = -INFINITY;
-    for (int v = lane; v < VOCABULARY; v += LANES) {
-        const float own = v < VOCABULARY - 1 ? worths[v] : 0.0f;
-        float mass = 0.0f;
-        for (int other = 0; other < VOCABULARY; ++other) {
-            const float worth = other < VOCABULARY - 1 ? worths[other] : 0.0f;
-            mass += worth <= own ? expf(logits[other] - log_total) : 0.0f;
-        }
-        if (mass >= part.share) smallest = fminf(smallest, own);
-        largest = fmaxf(largest, own);
-    }
-    smallest = -warp_max(-smallest);
-    largest = warp_max(largest);
-    return smallest < INFINITY ? smallest : largest;
+    for (int v = lane; v < VOCABULARY - 1; v += LANES) result += expf(logits[v] - log_total) * values[v];
+    return warp_sum(result);
 }
 
 // Which part a slot belongs to, and where in it.
@@ -246,7 +227,7 @@ __device__ int draw(const Run& run, const float* logits, Noise noise, int env, i
     }
     const float highest = warp_max(best);
     token = warp_min(best == highest ? token : VOCABULARY);
-    const float worth = part.worths ? estimate(part, logits, part.worths + place.index * (VOCABULARY - 1), log_total, token, lane) : 0.0f;
+    const float worth = part.worths ? expected_value(logits, part.worths + place.index * (VOCABULARY - 1), log_total, lane) : 0.0f;
     if (lane == 0) {
         const Store& store = run.store;
         const long long row = (long long)env * run.candidates + candidate;
