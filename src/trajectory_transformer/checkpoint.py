@@ -4,7 +4,6 @@ Files are written aside and renamed, so a reader finds the old file or the new o
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
+
+from trajectory_transformer.files import write_atomically
 
 FORMAT = 1
 KIND = "trajectory-transformer"
@@ -21,20 +22,10 @@ DESCRIPTION = "checkpoint.json"
 Description = dict[str, dict[str, Any]]  # sections by name; each is checked by the dataclass it fills
 
 
-def write_aside(path: Path, content: bytes) -> None:
-    """Put a file in place at once: whole or not at all."""
-    aside = path.with_name(path.name + ".partial")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write named tensors as one safetensors file."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_aside(path, to_safetensors(on_cpu, dict(metadata or {})))
+    write_atomically(path, to_safetensors(on_cpu, dict(metadata or {})))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -53,7 +44,7 @@ def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], description: Ma
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, tensors)
     content = {"format": FORMAT, "kind": KIND, **description}
-    write_aside(folder / DESCRIPTION, (json.dumps(content, indent=2) + "\n").encode())
+    write_atomically(folder / DESCRIPTION, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Description]:

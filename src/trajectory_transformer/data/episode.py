@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from trajectory_transformer.files import replacing
+
 FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
 MapArray = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
@@ -200,11 +202,8 @@ def save_npz(dataset: Dataset, path: Path) -> None:
         arrays["goals"] = np.stack(goals)
     if maps:
         arrays["maps"] = np.stack(maps)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".partial")
-    with aside.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
-    aside.replace(path)
 
 
 def load_npz(path: Path) -> Dataset:

@@ -7,7 +7,6 @@ fit the discretiser, once to write their tokens.
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,9 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trajectory_transformer.checkpoint import read_tensors, write_aside, write_tensors
+from trajectory_transformer.checkpoint import read_tensors, write_tensors
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data.episode import Dataset, DoubleArray, Episode, Metadata
+from trajectory_transformer.files import replacing, write_atomically
 from trajectory_transformer.tokens.discretizer import Discretizer, discretizer_from, discretizer_tensors
 from trajectory_transformer.tokens.layout import TokenLayout
 from trajectory_transformer.tokens.windows import (
@@ -143,24 +143,21 @@ def build_shards(
     discretizer = discretizer or fit_stream(
         read(), config, action_categories=action_categories, sample_values=sample_values, seed=seed
     )
-    aside = folder.with_name(folder.name + ".partial")
-    if aside.exists():
-        shutil.rmtree(aside)  # of a process that was killed
-    aside.mkdir(parents=True)
     map_type = np.uint8 if first.map is None else first.map.dtype
-    arrays = _write_arrays(aside, read(), discretizer, layout, config, map_type)
-    write_tensors(aside / DISCRETIZER, discretizer_tensors(discretizer))
-    index = {
-        "format": FORMAT,
-        "kind": KIND,
-        "source": source,
-        "layout": asdict(layout),
-        "tokens": asdict(config),
-        "metadata": dict(metadata or {}),
-        "arrays": arrays,
-    }
-    write_aside(aside / INDEX, (json.dumps(index, indent=2) + "\n").encode())
-    aside.replace(folder)
+    with replacing(folder) as temporary:
+        temporary.mkdir()
+        arrays = _write_arrays(temporary, read(), discretizer, layout, config, map_type)
+        write_tensors(temporary / DISCRETIZER, discretizer_tensors(discretizer))
+        index = {
+            "format": FORMAT,
+            "kind": KIND,
+            "source": source,
+            "layout": asdict(layout),
+            "tokens": asdict(config),
+            "metadata": dict(metadata or {}),
+            "arrays": arrays,
+        }
+        write_atomically(temporary / INDEX, (json.dumps(index, indent=2) + "\n").encode())
 
 
 def open_shards(folder: Path) -> Shards:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from trajectory_transformer.data.episode import Dataset, DoubleArray
 from trajectory_transformer.data.sources.rows import EpisodeBuilder, check_finite, description
+from trajectory_transformer.files import replacing
 
 _NEEDED = ("observations", "actions", "terminals", "timeouts")
 _OPTIONAL = ("rewards", "next_observations", "infos/goal")
@@ -123,10 +124,8 @@ def save_hdf5(dataset: Dataset, path: Path) -> None:
     goals = [np.tile(episode.goal, (len(episode), 1)) for episode in episodes if episode.goal is not None]
     if goals:
         arrays["infos/goal"] = np.concatenate(goals)
-    aside = path.with_name(path.name + ".partial")
     # HDF5 limits an attribute to 64 KiB unless the file may use its newer layout.
-    with h5py.File(aside, "w", libver="latest") as file:
+    with replacing(path) as temporary, h5py.File(temporary, "w", libver="latest") as file:
         for name, values in arrays.items():
             file.create_dataset(name, data=values)
         file.attrs[_DESCRIPTION] = description(dataset)
-    aside.replace(path)

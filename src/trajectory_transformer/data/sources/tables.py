@@ -19,6 +19,7 @@ import numpy.typing as npt
 from trajectory_transformer.data.episode import Dataset, DoubleArray
 from trajectory_transformer.data.sources.columns import Columns, beside, guess_columns, parse_columns, read_columns
 from trajectory_transformer.data.sources.rows import EpisodeBuilder, check_finite, description
+from trajectory_transformer.files import replacing, write_atomically
 
 __all__ = ["Columns", "load_table", "save_table"]
 
@@ -274,17 +275,17 @@ def save_table(dataset: Dataset, path: Path) -> None:
             assert name is not None
             parts[name].append(values)
     arrays = {name: np.concatenate(values) for name, values in parts.items()}
-    aside = path.with_name(path.name + ".partial")
     if path.suffix == ".csv":
-        _write_csv(arrays, aside)
-        beside(path).write_text(columns.to_yaml(), encoding="utf-8")
-    else:
-        pyarrow, parquet = _pyarrow()
-        stored = {**json.loads(description(dataset)), "columns": json.loads(json.dumps(asdict(columns)))}
-        nulls = {name: pyarrow.array(values, from_pandas=True) for name, values in arrays.items()}  # NaN: no value
-        table = pyarrow.table(nulls).replace_schema_metadata({_DESCRIPTION: json.dumps(stored).encode()})
-        parquet.write_table(table, aside)
-    aside.replace(path)
+        with replacing(path) as temporary:
+            _write_csv(arrays, temporary)
+            write_atomically(beside(path), columns.to_yaml().encode())
+        return
+    pyarrow, parquet = _pyarrow()
+    stored = {**json.loads(description(dataset)), "columns": json.loads(json.dumps(asdict(columns)))}
+    nulls = {name: pyarrow.array(values, from_pandas=True) for name, values in arrays.items()}  # NaN: no value
+    table = pyarrow.table(nulls).replace_schema_metadata({_DESCRIPTION: json.dumps(stored).encode()})
+    with replacing(path) as temporary:
+        parquet.write_table(table, temporary)
 
 
 def _columns_of(dataset: Dataset) -> Columns:
