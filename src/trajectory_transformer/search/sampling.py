@@ -4,9 +4,10 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from trajectory_transformer.randomness import stream_seed as stream_seed  # for its importers
 
 Estimate = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Worth of a discretised scalar: logits [..., V + 1], values [V], sampled tokens [...] -> [...]."""
@@ -124,11 +125,6 @@ def _mix(keys: Tensor) -> Tensor:
 
 def _logical_shift(keys: Tensor, bits: int) -> Tensor:
     return (keys >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def stream_seed(*words: int) -> int:
-    """A seed for one stream from the numbers that identify it."""
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
 
 
 def expected_value(logits: Tensor, values: Tensor, tokens: Tensor | None = None) -> Tensor:
