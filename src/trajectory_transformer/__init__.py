@@ -1,7 +1,7 @@
 """Turn recorded trajectories into a controller: the Trajectory Transformer."""
 
 from trajectory_transformer.config import PRESETS, ModelConfig, SearchConfig, TokenConfig, TrainConfig
-from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
+from trajectory_transformer.data.episode import Dataset, Dimension, Episode, load_npz, save_npz
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import Controller, PlanningPolicy
 from trajectory_transformer.rollout import Policy, Step, make_envs, rollout
@@ -15,6 +15,7 @@ __all__ = [
     "Candidates",
     "Controller",
     "Dataset",
+    "Dimension",
     "Episode",
     "ModelConfig",
     "Objective",

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from safetensors.torch import load_file
 
-from trajectory_transformer.data.episode import Dataset, Episode, save_npz
+from trajectory_transformer.data.episode import Dataset, Dimension, Episode, save_npz
 from trajectory_transformer.data.sources import load_dataset
 
 Run = Callable[..., tuple[int, str]]
@@ -104,8 +104,8 @@ def test_show_prints_names_returns_tokens_and_oddities_and_draws_them(tt: Run, t
     observations = np.concatenate([x, np.full((11, 1), 2.0), x], axis=1).astype(np.float32)
     actions = rng.integers(0, 3, (10, 1)).astype(np.float32)
     episode = Episode(observations, actions, np.ones(10, np.float32), terminated=False)
-    names = ("speed", "mass", "copy")
-    save_npz(Dataset((episode, episode), {"env": "Hopper-v5"}, (3,), names), tmp_path / "x.npz")
+    observed, acted = tuple(map(Dimension, ("speed", "mass", "copy"))), (Dimension("action 0", 3),)
+    save_npz(Dataset((episode, episode), {"env": "Hopper-v5"}, observed, acted), tmp_path / "x.npz")
     code, text = tt("data", "show", "x.npz", "--plot", "x.png", "--tokens.num_bins", 5)
     assert code == 0, text
     for part in ("2 episodes, 20 steps", "quartiles 10, 10, 10", "normalised mean 0.9", "constant", "same as speed"):
@@ -170,7 +170,7 @@ def test_discrete_environments_are_collected_trained_on_and_played(tt: Run) -> N
     words = ["--env", "CartPole-v1", "--policy", "['random', 'random eps=0.5']", "--steps", 300, "--workers", 1]
     code, text = tt("collect", *words, "--out", "pole.npz")
     assert code == 0, text
-    assert load_dataset("pole.npz").action_categories == (2,)
+    assert [d.categories for d in load_dataset("pole.npz").action_dimensions] == [2]
     code, text = tt("train", "pole.npz", "--out", "run", *TINY, *SHORT)
     assert code == 0, text
     code, text = tt("evaluate", "run", "--episodes", 2, "--search.beam_width", 2, "--search.horizon", 1)

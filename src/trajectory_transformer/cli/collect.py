@@ -145,10 +145,8 @@ class Collect:
         return Dataset(
             tuple(each.episode for each in played),
             metadata,
-            action.categories,
-            tuple(name for part in observation_parts for name in part.names("observation")),
-            action.names("action"),
-            tuple(count for part in observation_parts for count in part.categories),
+            tuple(dimension for part in observation_parts for dimension in part.dimensions("observation")),
+            action.dimensions("action"),
         )
 
     def _write_result(self, plan: Recipe, out: str, seconds: float, metrics: dict[str, float]) -> None:

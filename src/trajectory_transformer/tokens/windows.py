@@ -60,8 +60,8 @@ def fit_discretizer(dataset: Dataset, config: TokenConfig) -> Discretizer:
     slots = [column for part in zip(*parts, strict=True) for column in np.concatenate(part).T]
     others = len(slots) - dataset.observation_dim - dataset.action_dim
     # Observations of more kinds than there are bins are numbers: neighbours share a bin.
-    observed = [count if count <= config.num_bins else 0 for count in dataset.observation_categories]
-    categories = (*observed, *dataset.action_categories, *[0] * others)
+    observed = [d.categories if d.categories <= config.num_bins else 0 for d in dataset.observation_dimensions]
+    categories = (*observed, *(d.categories for d in dataset.action_dimensions), *[0] * others)
     return Discretizer.fit(
         slots, config.num_bins, edges=config.discretizer, bin_value=config.bin_value, categories=categories
     )

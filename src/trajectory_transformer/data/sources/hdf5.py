@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trajectory_transformer.data.episode import Dataset, DoubleArray
+from trajectory_transformer.data.episode import Dataset, DoubleArray, join_dimensions
 from trajectory_transformer.data.sources.rows import EpisodeBuilder, check_finite, description
 from trajectory_transformer.files import replacing
 
@@ -71,8 +71,15 @@ def load_hdf5(path: Path) -> Dataset:
             place=f" (rows {start + 1} to {end + 1})",
         )
         start = end + 1
-    others = (tuple(ours.get(name, ())) for name in ("observation_names", "action_names", "observation_categories"))
-    return builder.dataset(ours.get("metadata", {}), categories, *others)
+    ours["action_categories"] = categories
+    try:
+        observation_dimensions, action_dimensions = (
+            join_dimensions(kind, ours.get(f"{kind}_names", ()), ours.get(f"{kind}_categories", ()))
+            for kind in ("observation", "action")
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return builder.dataset(ours.get("metadata", {}), observation_dimensions, action_dimensions)
 
 
 def _read(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
