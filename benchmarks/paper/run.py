@@ -28,12 +28,12 @@ import yaml
 
 from trajectory_transformer.cli import main as tt
 from trajectory_transformer.cli.console import device_of
-from trajectory_transformer.cli.recipes import find_recipe
 from trajectory_transformer.config import PRESETS
 from trajectory_transformer.data.episode import Episode, load_npz
 from trajectory_transformer.data.scores import references_of
 from trajectory_transformer.evaluate import episode_metrics
 from trajectory_transformer.files import write_atomically
+from trajectory_transformer.recipes import find_recipe
 from trajectory_transformer.results import write_result
 
 MORE_TO_DO = 75  # the exit code of programs that ask to be started again
@@ -253,7 +253,7 @@ def _ctrl_c_after(seconds: float) -> Iterator[None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is left to do; 0 when the result is written."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", required=True, help="name or path of a recipe (benchmarks/datasets)")
+    parser.add_argument("--task", required=True, help="name (such as hopper-medium) or path of a recipe")
     parser.add_argument("--discretizer", choices=("quantile", "uniform"), default="quantile")
     parser.add_argument("--plan", choices=("return", "imitate"), default="return")
     parser.add_argument("--policies", type=Path, default=None, help="folder of the actor files to collect with")

@@ -84,7 +84,7 @@ class ActorSpec:
         return known
 
 
-def parse_actor(words: str, folder: Path | None = None) -> ActorSpec:
+def parse_actor(words: str, folder: str | Path | None = None) -> ActorSpec:
     """Read a policy's words; files are looked for in `folder` too, where `.safetensors` may be left out."""
     name, *options = words.split() or [""]
     values: dict[str, Any] = {}
@@ -101,7 +101,7 @@ def parse_actor(words: str, folder: Path | None = None) -> ActorSpec:
             raise ValueError(
                 f"policy {words!r}: {option!r} must be det, sto or a number for one of {', '.join(_OPTIONS)}"
             ) from error
-    return ActorSpec(name=_resolve(name, folder), **values)
+    return ActorSpec(name=_resolve(name, None if folder is None else Path(folder)), **values)
 
 
 def _resolve(name: str, folder: Path | None) -> str:

@@ -15,7 +15,6 @@ import torch
 from trajectory_transformer.actors import parse_actor
 from trajectory_transformer.cli.console import console, metrics_table, progress_bar
 from trajectory_transformer.cli.data import claim_dataset
-from trajectory_transformer.cli.recipes import Recipe, read_recipe
 from trajectory_transformer.collect import Crew, Job, Played, collect, divide, rehearse
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset
@@ -25,6 +24,7 @@ from trajectory_transformer.data.sources.minari import save_minari
 from trajectory_transformer.data.spaces import action_leaf, split_goal
 from trajectory_transformer.envs import FOUR_ROOMS_ID
 from trajectory_transformer.evaluate import episode_metrics
+from trajectory_transformer.recipes import Recipe, read_recipe
 from trajectory_transformer.results import write_result
 from trajectory_transformer.rollout import make_envs
 
@@ -39,7 +39,7 @@ class Collect:
     """The dataset to write, by its form: a file (.npz, .hdf5, ...) or a Minari id; must not exist.
     null: data/collected.npz, or tt/NAME-v0 for a recipe."""
     recipe: str | None = None
-    """Name or path of a recipe (benchmarks/datasets), which says environment, policies and steps."""
+    """Name (such as hopper-medium) or path of a recipe, which sets the environment, the policies and the steps."""
     policies: Path | None = None
     """Folder with the actor files that policies are named after."""
     env: str = FOUR_ROOMS_ID
