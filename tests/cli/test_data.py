@@ -143,7 +143,7 @@ def test_policies_that_do_not_fit_are_answered_in_one_sentence(refused: Refused,
         "import numpy as np\ndef act(observation, goal, rng):\n    return np.ones(5)\n"
     )
     refused(
-        r"policy wrong_actors:act det: its actions must have 2 dimensions to fit Box.*got shape \(5,\)",
+        r"policy wrong_actors:act det: an action must have 2 dimensions to fit Box.*got shape \(5,\)",
         *("collect", "--policy", "wrong_actors:act", "--episodes", 2),
     )
     refused(
@@ -152,7 +152,7 @@ def test_policies_that_do_not_fit_are_answered_in_one_sentence(refused: Refused,
         "--recipe",
         "nothing",
     )
-    refused(r"name the folder of actor files with --policies", "collect", "--recipe", "hopper-medium")
+    refused(r"give the folder of actor files with --policies", "collect", "--recipe", "hopper-medium")
     assert not (tmp_path / "data").exists()
 
 
