@@ -1,7 +1,8 @@
-"""Policies in words: what they do, what noise does to them, and what does not fit."""
+"""Policies that collect data: their actions, their noise, and errors for policies that do not fit."""
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -19,7 +20,7 @@ NO_GOAL = np.zeros(0, dtype=np.float32)
 
 @pytest.fixture
 def actor(tmp_path: Path) -> Path:
-    """An actor of two layers that reads the last two of three numbers, with a wide Gaussian of its own."""
+    """An actor file with two layers that reads the last two of three observations and has a wide Gaussian."""
     tensors = {
         "layer0.weight": np.array([[1.0, 0.0], [0.0, -1.0]], np.float32),
         "layer0.bias": np.array([0.0, 1.0], np.float32),
@@ -38,26 +39,26 @@ def actor(tmp_path: Path) -> Path:
     return path
 
 
-def act(words: str, observation: list[float], seed: int = 0, leaf: Leaf = BOX, env: str = "Toy-v0") -> FloatArray:
-    script = make_script(parse_actor(words), env, leaf, len(observation))
+def act(text: str, observation: list[float], seed: int = 0, leaf: Leaf = BOX, env: str = "Toy-v0") -> FloatArray:
+    script = make_script(parse_actor(text), env, leaf, len(observation))
     return np.asarray(script(np.array(observation, np.float32), NO_GOAL, np.random.default_rng(seed)))
 
 
-def test_an_actor_file_is_a_network_of_normalised_observations(actor: Path) -> None:
+def test_actor_files_are_networks_of_normalised_observations(actor: Path) -> None:
     # (0.5 - 1) / 2 = -0.25 -> relu 0 -> 0.5; -(-0.2) + 1 = 1.2 -> 12, clipped to 4
     np.testing.assert_allclose(act(str(actor), [9.0, 0.5, -0.2]), [0.5, 4.0])
     # (1.2 - 1) / 2 = 0.1 -> 0.7; -0.95 + 1 = 0.05 -> 0.5
     np.testing.assert_allclose(act(str(actor), [9.0, 1.2, 0.95]), [0.7, 0.5], rtol=1e-5)
 
 
-def test_a_stochastic_actor_draws_from_its_own_gaussian(actor: Path) -> None:
+def test_stochastic_actors_sample_their_gaussian(actor: Path) -> None:
     actions = np.array([act(f"{actor} sto", [9.0, 0.5, 0.95], seed) for seed in range(400)])
     np.testing.assert_allclose(actions.mean(axis=0), [0.5, 0.5], atol=0.04)
     np.testing.assert_allclose(actions.std(axis=0), [0.1, 0.2], rtol=0.15)
 
 
 def test_noise_is_added_after_clipping_and_clipped_again(actor: Path) -> None:
-    # The mean of the second action is 12, far above its limit of 4: noise added before the clip would never show.
+    # The mean of the second action is 12, far above its limit of 4: noise added before clipping would have no effect.
     actions = np.array([act(f"{actor} sigma=0.1", [9.0, 0.5, -0.2], seed)[1] for seed in range(400)])
     assert actions.max() == 4.0
     assert 0.4 < (actions < 4.0).mean() < 0.6
@@ -65,19 +66,19 @@ def test_noise_is_added_after_clipping_and_clipped_again(actor: Path) -> None:
     assert below.mean() == pytest.approx(0.3 * np.sqrt(2 / np.pi), rel=0.15)
 
 
-def test_eps_replaces_actions_by_uniform_ones(actor: Path) -> None:
+def test_eps_replaces_actions_by_uniformly_random_ones(actor: Path) -> None:
     actions = np.array([act(f"{actor} eps=0.5", [9.0, 0.5, -0.2], seed) for seed in range(400)])
     assert 0.4 < (actions[:, 1] == 4.0).mean() < 0.6
     assert actions[:, 0].min() < -0.9 and actions[:, 1].min() < -1.8
 
 
-def test_random_actions_of_categories_are_those_of_the_space() -> None:
+def test_random_actions_cover_all_categories_of_a_discrete_space() -> None:
     leaf = Leaf((), spaces.Discrete(3, start=5))
     seen = {act("random", [0.0], seed, leaf).tolist()[0] for seed in range(40)}
-    assert seen == {0.0, 1.0, 2.0}  # counted from the start of the space
+    assert seen == {0.0, 1.0, 2.0}  # relative to the start of the space
 
 
-def test_words_are_read_and_files_found_in_the_folder(actor: Path) -> None:
+def test_options_are_parsed_and_files_found_in_the_folder(actor: Path) -> None:
     spec = parse_actor("toy stochastic sigma=0.3 share=0.25", actor.parent)
     assert spec == ActorSpec(name=str(actor), mode="sto", sigma=0.3, share=0.25)
     assert spec.label == "toy sto sigma=0.3"
@@ -87,32 +88,68 @@ def test_words_are_read_and_files_found_in_the_folder(actor: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "rule"),
+    ("text", "rule"),
     [
-        ("nobody", "policy 'nobody': not random, .* no such file; name the folder of actor files with --policies"),
-        ("random sigme=1", "'sigme=1' must be det, sto or a number for one of sigma, eps, share"),
-        ("random sigma=much", "'sigma=much' must be det, sto or a number"),
+        (
+            "nobody",
+            "policy 'nobody': not one of random, .* no such file here; give the folder of actor files with --policies",
+        ),
+        (
+            "random sigme=1",
+            "an option must be det, sto or NAME=NUMBER with NAME one of sigma, eps, share, .*, got 'sigme=1'",
+        ),
+        ("random sigma=much", "an option must be det, sto or NAME=NUMBER .*, got 'sigma=much'"),
         ("random eps=2", r"policy random: eps must lie in \[0, 1\], got 2"),
         ("no_such_module:act", r"policy no_such_module:act: cannot be imported \(No module named"),
-        ("demonstrator", "policy demonstrator knows only tt/FourRooms-v0"),
+        (
+            "demonstrator",
+            "policy demonstrator: supports only tt/FourRooms-v0 .* got environment Toy-v0; use policy random",
+        ),
     ],
 )
-def test_words_that_name_no_policy_are_refused(words: str, rule: str) -> None:
+def test_text_that_names_no_policy_is_refused(text: str, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
-        act(words, [0.0])
+        act(text, [0.0])
+
+
+@pytest.mark.parametrize(
+    ("text", "space", "message"),
+    [
+        (
+            "random sigma=0.1",
+            spaces.Discrete(3),
+            "policy random sigma=0.1: sigma needs a continuous action space, got Di",
+        ),
+        (
+            "builtins:print eps=0.5",
+            spaces.Box(0, np.inf, (2,)),
+            "policy builtins:print det eps=0.5: sigma and eps need a bounded action space, got Box",
+        ),
+        ("random", spaces.Box(0, np.inf, (2,)), "policy random: needs a bounded action space, got Box"),
+    ],
+)
+def test_errors_about_spaces_say_got_once(text: str, space: spaces.Space[Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        act(text, [0.0], leaf=Leaf((), space))
+    assert str(caught.value).startswith(message)
+    assert str(caught.value).count("got") == 1
 
 
 def test_actors_for_other_environments_and_broken_files_are_refused(actor: Path) -> None:
-    with pytest.raises(ValueError, match=r"toy\.safetensors: made for Toy-v0, got --env Hopper-v5"):
+    with pytest.raises(ValueError, match=r"toy\.safetensors: made for Toy-v0, got environment Hopper-v5"):
         act(str(actor), [0.0] * 3, env="Hopper-v5")
-    with pytest.raises(ValueError, match=r"toy\.safetensors: reads 2 numbers, the environment shows 2"):
+    with pytest.raises(
+        ValueError, match=r"toy\.safetensors: the network has 2 inputs, which do not fit the 2 observation dim"
+    ):
         act(str(actor), [0.0] * 2)
     actor.write_bytes(actor.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"toy\.safetensors: not a whole actor file"):
+    with pytest.raises(ValueError, match=r"toy\.safetensors: not a complete actor file"):
         act(str(actor), [0.0] * 3)
 
 
-def test_functions_are_found_by_name_and_their_actions_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_are_imported_by_name_and_their_actions_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "my_actors.py").write_text(
         "import numpy as np\n"
         "def good(observation, goal, rng):\n    return np.array([observation[0], 0.0])\n"
@@ -126,11 +163,11 @@ def test_functions_are_found_by_name_and_their_actions_checked(tmp_path: Path, m
     with pytest.raises(ValueError, match=r"policy my_actors:long det: .* 2 dimensions to fit Box.*got shape \(3,\)"):
         act("my_actors:long", [0.5])
     for name in ("large", "lost"):
-        with pytest.raises(ValueError, match=rf"policy my_actors:{name} det: its actions must lie in Box"):
+        with pytest.raises(ValueError, match=rf"policy my_actors:{name} det: an action must lie in Box"):
             act(f"my_actors:{name}", [0.5])
 
 
-def test_stable_baselines_policies_act_as_they_do_there(tmp_path: Path) -> None:
+def test_stable_baselines_policies_act_as_in_stable_baselines(tmp_path: Path) -> None:
     sb3 = pytest.importorskip("stable_baselines3")
     env = gymnasium.make("CartPole-v1")
     model = sb3.PPO("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu", seed=0)
@@ -138,8 +175,8 @@ def test_stable_baselines_policies_act_as_they_do_there(tmp_path: Path) -> None:
     leaf = Leaf((), env.action_space)
     observation = [0.01, -0.5, 0.02, 0.6]
     expected, _ = model.predict(np.array(observation, np.float32), deterministic=True)
-    words = f"{tmp_path / 'pole.zip'}"
-    assert act(words, observation, leaf=leaf, env="CartPole-v1").tolist() == [float(expected)]
-    first = [act(f"{words} sto", observation, seed, leaf, "CartPole-v1").tolist() for seed in range(12)]
-    again = [act(f"{words} sto", observation, seed, leaf, "CartPole-v1").tolist() for seed in range(12)]
+    text = f"{tmp_path / 'pole.zip'}"
+    assert act(text, observation, leaf=leaf, env="CartPole-v1").tolist() == [float(expected)]
+    first = [act(f"{text} sto", observation, seed, leaf, "CartPole-v1").tolist() for seed in range(12)]
+    again = [act(f"{text} sto", observation, seed, leaf, "CartPole-v1").tolist() for seed in range(12)]
     assert first == again and len({*map(tuple, first)}) == 2

@@ -10,7 +10,7 @@ import pytest
 
 from trajectory_transformer.cli import demo, main
 from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig, TrainConfig
-from trajectory_transformer.data.episode import Dataset, Episode, load_npz
+from trajectory_transformer.data.episode import Dataset, Dimension, Episode, load_npz
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import Controller, PlanningPolicy
 from trajectory_transformer.search.beam import Objective
@@ -116,7 +116,7 @@ def runs_and_walks(num_runs: int, num_walks: int, *, recorded: int) -> Dataset:
         return Episode(states, actions, np.full(steps, reward, np.float32), terminated=kind == 1.0)
 
     kinds = num_runs * [(1.0, 15, 1.5)] + num_walks * [(2.0, recorded, 1.0)]
-    return Dataset(tuple(episode(*kind) for kind in kinds), {}, (2,))
+    return Dataset(tuple(episode(*kind) for kind in kinds), {}, (), (Dimension("action", 2),))
 
 
 def first_action(dataset: Dataset, tokens: TokenConfig, search: SearchConfig, objective: Objective | None) -> float:

@@ -26,14 +26,14 @@ from pathlib import Path
 
 import yaml
 
-from trajectory_transformer.checkpoint import write_aside
 from trajectory_transformer.cli import main as tt
 from trajectory_transformer.cli.console import device_of
-from trajectory_transformer.cli.recipes import find_recipe
 from trajectory_transformer.config import PRESETS
 from trajectory_transformer.data.episode import Episode, load_npz
 from trajectory_transformer.data.scores import references_of
 from trajectory_transformer.evaluate import episode_metrics
+from trajectory_transformer.files import write_atomically
+from trajectory_transformer.recipes import find_recipe
 from trajectory_transformer.results import write_result
 
 MORE_TO_DO = 75  # the exit code of programs that ask to be started again
@@ -61,7 +61,7 @@ class Stopwatch:
 
         def note() -> None:
             self.seconds = before + time.perf_counter() - started
-            write_aside(self._path, json.dumps({"seconds": self.seconds}).encode())
+            write_atomically(self._path, json.dumps({"seconds": self.seconds}).encode())
 
         def keep_noting() -> None:
             while not over.wait(5.0):
@@ -134,7 +134,7 @@ class Job:
                 recipe = options.work / "recipe.yaml"
                 steps = [max(1, round(part["steps"] * options.scale)) for part in self.recipe["parts"]]
                 parts = [{**part, "steps": count} for part, count in zip(self.recipe["parts"], steps, strict=True)]
-                write_aside(recipe, yaml.safe_dump({**self.recipe, "parts": parts}).encode())
+                write_atomically(recipe, yaml.safe_dump({**self.recipe, "parts": parts}).encode())
             words = ["--recipe", recipe, "--policies", options.policies, "--seed", 0]
             self.tt("collect", *words, "--out", data, "--result", self.collected)
         return str(data)
@@ -155,7 +155,7 @@ class Job:
                 settings += ["--train.checkpoint_every", 5000, "--train.log_every", 500, *self.flags["train"]]
                 self.tt("train", dataset, "--out", self.run, "--device", options.device, *settings)
         last = json.loads((self.run / "metrics.jsonl").read_text().splitlines()[-1])
-        write_aside(self.trained, (json.dumps(last, indent=2) + "\n").encode())
+        write_atomically(self.trained, (json.dumps(last, indent=2) + "\n").encode())
 
     def watch_expert(self) -> None:
         """Measure what the expert itself earns in these environments."""
@@ -253,7 +253,7 @@ def _ctrl_c_after(seconds: float) -> Iterator[None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is left to do; 0 when the result is written."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", required=True, help="name or path of a recipe (benchmarks/datasets)")
+    parser.add_argument("--task", required=True, help="name (such as hopper-medium) or path of a recipe")
     parser.add_argument("--discretizer", choices=("quantile", "uniform"), default="quantile")
     parser.add_argument("--plan", choices=("return", "imitate"), default="return")
     parser.add_argument("--policies", type=Path, default=None, help="folder of the actor files to collect with")

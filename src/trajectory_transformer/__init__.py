@@ -1,7 +1,7 @@
 """Turn recorded trajectories into a controller: the Trajectory Transformer."""
 
 from trajectory_transformer.config import PRESETS, ModelConfig, Sampler, SearchConfig, TokenConfig, TrainConfig
-from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
+from trajectory_transformer.data.episode import Dataset, Dimension, Episode, load_npz, save_npz
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import Planner
 from trajectory_transformer.rollout import Policy, Step, make_envs, rollout
@@ -14,6 +14,7 @@ __all__ = [
     "PRESETS",
     "Candidates",
     "Dataset",
+    "Dimension",
     "Episode",
     "ModelConfig",
     "Objective",

@@ -1,7 +1,8 @@
-"""Who acts while data is collected, named in words: random actions, actor files, Stable-Baselines3, any function.
+"""Policies that collect data: random actions, actor files, Stable-Baselines3 models, scripted experts, any function.
 
-A *script* maps one observation [O], its goal [G] and a generator to one action [A]. Scripts see one environment at a
-time and draw from the generator alone, so an episode does not depend on what else is being played.
+A *script* is a function of one observation [O], its goal [G] and a random generator that returns one action [A]. A
+script sees one environment at a time and draws random numbers only from that generator, so an episode does not depend
+on the other episodes being played.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import json
 import sys
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,34 +41,37 @@ _ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
     "none": lambda x: x,
 }
 _OPTIONS = ("sigma", "eps", "share", "noise", "wander")
+_SCRIPTED = ("random", "demonstrator", "expert")
+_SUFFIXES = (".safetensors", ".zip")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorSpec:
-    """A policy in words, as `parse_actor` reads it: `hopper-expert.safetensors sto sigma=0.1 share=0.5`."""
+    """A policy and its options, as `parse_actor` reads them: `hopper-expert.safetensors sto sigma=0.1 share=0.5`."""
 
-    name: str  # random, demonstrator, expert, a file's path, or module:function
-    mode: Literal["det", "sto"] = "det"  # the policy's mean, or a sample of its own Gaussian
-    sigma: float = 0.0  # noise added to the clipped action, in units of half the action range
-    eps: float = 0.0  # share of actions that are uniformly random instead
-    share: float | None = None  # of the steps or episodes to collect; None: what the others leave, in equal parts
-    noise: float = 0.1  # of the demonstrator, in units of the longest step
-    wander: float = 0.25  # share of the demonstrator's steps that are random
+    name: str  # random, demonstrator, expert, the path of a file, or module:function
+    mode: Literal["det", "sto"] = "det"  # the mean of the policy's Gaussian, or a sample of it
+    sigma: float = 0.0  # standard deviation of the noise added to clipped actions, in units of half the action range
+    eps: float = 0.0  # probability of a uniformly random action instead
+    share: float | None = None  # of the steps or episodes to collect; None: an equal part of the remainder
+    noise: float = 0.1  # demonstrator: standard deviation of the noise, in units of the longest step
+    wander: float = 0.25  # demonstrator: probability of a random step
+    script: Script | None = field(default=None, compare=False)  # set by `script_actor`: the function itself
 
     def __post_init__(self) -> None:
-        """Refuse noise that is none."""
+        """Check the ranges of the options."""
         require(self.sigma >= 0, f"policy {self.name}: sigma must not be negative", self.sigma)
         require(0 <= self.eps <= 1, f"policy {self.name}: eps must lie in [0, 1]", self.eps)
         require(self.share is None or 0 < self.share <= 1, f"policy {self.name}: share must lie in (0, 1]", self.share)
 
     @property
     def is_file(self) -> bool:
-        """Whether it is read from a file."""
-        return Path(self.name).suffix in (".safetensors", ".zip")
+        """Whether the policy is read from a file."""
+        return self.script is None and Path(self.name).suffix in _SUFFIXES
 
     @property
     def label(self) -> str:
-        """What tells it apart from others, wherever its file lies: it seeds the policy's random stream."""
+        """A name without folders that is unique in a dataset; the random stream of an episode is derived from it."""
         words = [Path(self.name).stem if self.is_file else self.name]
         if self.name == "demonstrator":
             words += [f"noise={self.noise:g}", f"wander={self.wander:g}"]
@@ -76,7 +80,7 @@ class ActorSpec:
         return " ".join(words + [f"{key}={getattr(self, key):g}" for key in ("sigma", "eps") if getattr(self, key)])
 
     def provenance(self) -> dict[str, str | float]:
-        """What a dataset's metadata says of it."""
+        """What the metadata of a dataset records about the policy."""
         known: dict[str, str | float] = {"policy": self.label, "mode": self.mode, "sigma": self.sigma, "eps": self.eps}
         if self.is_file:
             path = Path(self.name)
@@ -84,9 +88,9 @@ class ActorSpec:
         return known
 
 
-def parse_actor(words: str, folder: Path | None = None) -> ActorSpec:
-    """Read a policy's words; files are looked for in `folder` too, where `.safetensors` may be left out."""
-    name, *options = words.split() or [""]
+def parse_actor(text: str, folder: str | Path | None = None) -> ActorSpec:
+    """Parse a policy and its options; files are also searched in `folder`, with or without `.safetensors`."""
+    name, *options = text.split() or [""]
     values: dict[str, Any] = {}
     for option in options:
         key, equals, value = option.partition("=")
@@ -99,43 +103,56 @@ def parse_actor(words: str, folder: Path | None = None) -> ActorSpec:
             values[key] = float(value)
         except ValueError as error:
             raise ValueError(
-                f"policy {words!r}: {option!r} must be det, sto or a number for one of {', '.join(_OPTIONS)}"
+                f"policy {text!r}: an option must be det, sto or NAME=NUMBER with NAME one of {', '.join(_OPTIONS)}, "
+                f"got {option!r}"
             ) from error
-    return ActorSpec(name=_resolve(name, folder), **values)
+    return ActorSpec(name=_find(name, None if folder is None else Path(folder)), **values)
 
 
-def _resolve(name: str, folder: Path | None) -> str:
-    """The path of a policy's file; other names as they are."""
-    if name in ("random", "demonstrator", "expert") or (":" in name and not Path(name).exists()):
+def script_actor(script: Script) -> ActorSpec:
+    """A function of (observation, goal, rng) as a policy; named `module:function`, as on the command line."""
+    name = getattr(script, "__qualname__", None) or type(script).__qualname__
+    return ActorSpec(name=f"{script.__module__}:{name}", script=script)
+
+
+def _find(name: str, folder: Path | None) -> str:
+    """The path of an actor file; other names are returned unchanged."""
+    if name in _SCRIPTED or (":" in name and not Path(name).exists()):
         return name
-    places = [Path(name), *([] if folder is None else [folder / name, folder / f"{name}.safetensors"])]
-    for place in places:
-        if place.is_file():
-            if place.suffix not in (".safetensors", ".zip"):
-                raise ValueError(f"policy {place}: a policy file is a .safetensors actor or a Stable-Baselines3 .zip")
-            return str(place)
+    for path in [Path(name), *([] if folder is None else [folder / name, folder / f"{name}.safetensors"])]:
+        if path.is_file():
+            if path.suffix not in _SUFFIXES:
+                raise ValueError(
+                    f"policy {path}: a policy file must be a .safetensors actor file or a Stable-Baselines3 .zip"
+                )
+            return str(path)
     raise ValueError(
-        f"policy {name!r}: not random, demonstrator, expert or module:function, and no such file"
-        + ("; name the folder of actor files with --policies" if folder is None else f" here or in {folder}")
+        f"policy {name!r}: not one of {', '.join(_SCRIPTED)}, not module:function, and no such file "
+        + ("here; give the folder of actor files with --policies" if folder is None else f"here or in {folder}")
     )
 
 
 def make_script(
     spec: ActorSpec, env_id: str, actions: Leaf, observation_dim: int, env: Env[Any, Any] | None = None
 ) -> Script:
-    """The script of a policy in one environment, noise included; checked against its spaces.
+    """Make the script of a policy, with its noise, and check it against the spaces of the environment.
 
-    The expert alone needs the environment `env` that it acts in: it plans with what only that knows (open doors).
+    Only the policy `expert` uses `env`: it reads the state of the environment that it acts in (which doors are open).
     """
-    if spec.name == "random":
+    if spec.script is not None:
+        script = spec.script
+    elif spec.name == "random":
         script = _random(actions)
     elif spec.name == "demonstrator":
         if env_id not in (FOUR_ROOMS_ID, FOUR_ROOMS_RACE_ID):
-            raise ValueError(f"policy demonstrator knows only {FOUR_ROOMS_ID}, got --env {env_id}; try --policy random")
+            raise ValueError(
+                f"policy demonstrator: supports only {FOUR_ROOMS_ID} and {FOUR_ROOMS_RACE_ID}, "
+                f"got environment {env_id}; use policy random"
+            )
         script = Demonstrator(spec.noise, wander=spec.wander).act
     elif spec.name == "expert":
         if env is None or not is_minigrid(env_id):
-            raise ValueError(f"policy expert knows only MiniGrid's environments, got --env {env_id}")
+            raise ValueError(f"policy expert: supports only MiniGrid environments, got environment {env_id}")
         script = _expert(env)
     elif Path(spec.name).suffix == ".zip":
         script = _stable_baselines(Path(spec.name), spec.mode == "det")
@@ -143,17 +160,18 @@ def make_script(
         script = _actor_file(Path(spec.name), env_id, observation_dim, spec.mode == "sto")
     else:
         script = _function(spec.name)
-    return _fitted(script, spec, actions)
+    return _with_noise(script, spec, actions)
 
 
-def _fitted(script: Script, spec: ActorSpec, actions: Leaf) -> Script:
-    """Check every action against the space, and add noise: after clipping, and clipped again.
+def _with_noise(script: Script, spec: ActorSpec, actions: Leaf) -> Script:
+    """Check every action against the space, then add noise and clip again.
 
-    The order matters: many actors saturate, and a mean far outside the limits would absorb noise added before.
+    Noise is added after the policy's own clipping: many actors saturate, and noise added to a mean far outside the
+    limits would be clipped away.
     """
     space = actions.space
     if not isinstance(space, spaces.Box):
-        require(not spec.sigma, f"policy {spec.label}: sigma needs continuous actions, the environment has", space)
+        require(not spec.sigma, f"policy {spec.label}: sigma needs a continuous action space", space)
         return lambda observation, goal, rng: (
             rng.integers(0, np.array(actions.categories)).astype(np.float32)
             if spec.eps and rng.random() < spec.eps
@@ -162,7 +180,7 @@ def _fitted(script: Script, spec: ActorSpec, actions: Leaf) -> Script:
     low, high = space.low.ravel(), space.high.ravel()
     half_range = 0.5 * (high - low)
     noisy = bool(spec.sigma or spec.eps)
-    require(not noisy or space.is_bounded(), f"policy {spec.label}: noise needs bounded actions, got", space)
+    require(not noisy or space.is_bounded(), f"policy {spec.label}: sigma and eps need a bounded action space", space)
 
     def act(observation: FloatArray, goal: FloatArray, rng: np.random.Generator) -> FloatArray:
         if spec.eps and rng.random() < spec.eps:
@@ -176,11 +194,11 @@ def _fitted(script: Script, spec: ActorSpec, actions: Leaf) -> Script:
 
 
 def _check(action: npt.NDArray[Any] | float, spec: ActorSpec, actions: Leaf) -> FloatArray:
-    """An action as a row of numbers, refused where the environment could not take it."""
+    """Flatten an action to a row [A], categories counted from 0; raise if it is not in the action space."""
     row = np.asarray(action, dtype=np.float32)
     if row.size != actions.dim or row.ndim > max(1, len(actions.space.shape or ())):
         raise ValueError(
-            f"policy {spec.label}: its actions must have {actions.dim} dimensions to fit {actions.space}, "
+            f"policy {spec.label}: an action must have {actions.dim} dimensions to fit {actions.space}, "
             f"got shape {row.shape}"
         )
     row = row.reshape(-1)
@@ -190,25 +208,25 @@ def _check(action: npt.NDArray[Any] | float, spec: ActorSpec, actions: Leaf) -> 
         row = row - actions.start.ravel().astype(np.float32)
         fits = (row >= 0) & (row < np.array(actions.categories)) & (row == np.rint(row))
     if not fits.all():
-        raise ValueError(f"policy {spec.label}: its actions must lie in {actions.space}, got {action}")
+        raise ValueError(f"policy {spec.label}: an action must lie in {actions.space}, got {action}")
     return row
 
 
 def _random(actions: Leaf) -> Script:
-    """Uniform actions."""
+    """Uniformly random actions."""
     space = actions.space
     if not isinstance(space, spaces.Box):
         counts = np.array(actions.categories)
         return lambda observation, goal, rng: rng.integers(0, counts).reshape(space.shape or ()) + actions.start
     if not space.is_bounded():
-        raise ValueError(f"a random policy needs a bounded action space, got {space}")
+        raise ValueError(f"policy random: needs a bounded action space, got {space}")
     low, high = space.low.ravel(), space.high.ravel()
     return lambda observation, goal, rng: rng.uniform(low, high).astype(np.float32)
 
 
 def _expert(env: Env[Any, Any]) -> Script:
-    """The shortest way to the goal of a MiniGrid environment, as it stands."""
-    from trajectory_transformer.envs.minigrid import GoalOnMap  # an optional dependency, here already if `env` is
+    """A shortest path to the goal of a MiniGrid environment."""
+    from trajectory_transformer.envs.minigrid import GoalOnMap  # an optional dependency, installed if `env` exists
 
     grid = env
     while isinstance(grid, Wrapper) and not isinstance(grid, GoalOnMap):
@@ -218,7 +236,7 @@ def _expert(env: Env[Any, Any]) -> Script:
 
 
 def _function(name: str) -> Script:
-    """`module:function` with the signature of a script; modules are found in the working folder too."""
+    """Import the script `module:function`; modules are also searched in the working directory."""
     module, _, attribute = name.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -233,7 +251,7 @@ def _function(name: str) -> Script:
 
 
 def _actor_file(path: Path, env_id: str, observation_dim: int, sample: bool) -> Script:
-    """A Gaussian policy of dense layers in one safetensors file that describes itself; numpy only."""
+    """A Gaussian MLP policy from a safetensors file with metadata; evaluated with NumPy."""
     try:
         with safe_open(str(path), "np") as file:
             meta, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -243,88 +261,90 @@ def _actor_file(path: Path, env_id: str, observation_dim: int, sample: bool) -> 
         activation = _ACTIVATIONS[meta["activation"]]
         clip, squash = float(meta["clip_obs"]), meta["squash"] == "tanh"
     except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"policy {path}: not a whole actor file ({error})") from error
+        raise ValueError(f"policy {path}: not a complete actor file ({error})") from error
     if env_id not in known:
-        raise ValueError(f"policy {path}: made for {', '.join(known)}, got --env {env_id}")
-    chosen = tensors[known[env_id]["obs_index"]] if known[env_id]["obs_index"] else np.arange(observation_dim)
-    if len(chosen) != layers[0][0].shape[1] or chosen.max() >= observation_dim:
+        raise ValueError(f"policy {path}: made for {', '.join(known)}, got environment {env_id}")
+    indices = tensors[known[env_id]["obs_index"]] if known[env_id]["obs_index"] else np.arange(observation_dim)
+    if len(indices) != layers[0][0].shape[1] or indices.max() >= observation_dim:
         raise ValueError(
-            f"policy {path}: reads {layers[0][0].shape[1]} numbers, the environment shows {observation_dim}"
+            f"policy {path}: the network has {layers[0][0].shape[1]} inputs, which do not fit the "
+            f"{observation_dim} observation dimensions of {env_id}"
         )
     mean, std = tensors.get("obs_mean"), tensors.get("obs_std")
-    spread = _spread(tensors) if sample else None
+    action_std = _action_std(tensors) if sample else None
 
     def act(observation: FloatArray, goal: FloatArray, rng: np.random.Generator) -> FloatArray:
-        x = observation[chosen]
+        x = observation[indices]
         if mean is not None:
             x = np.clip((x - mean) / std, -clip, clip).astype(np.float32)
         for weight, bias in layers[:-1]:
-            x = activation(_dense(weight, x) + bias)
-        u = _dense(layers[-1][0], x) + layers[-1][1]
-        if spread is not None:
-            u = u + spread(x) * rng.standard_normal(len(u), dtype=np.float32)
+            x = activation(_matvec(weight, x) + bias)
+        u = _matvec(layers[-1][0], x) + layers[-1][1]
+        if action_std is not None:
+            u = u + action_std(x) * rng.standard_normal(len(u), dtype=np.float32)
         action = low + 0.5 * (np.tanh(u) + 1) * (high - low) if squash else u
         return np.asarray(np.minimum(np.maximum(action, low), high), dtype=np.float32)
 
     return act
 
 
-def _spread(tensors: dict[str, FloatArray]) -> Callable[[FloatArray], FloatArray] | None:
-    """Standard deviation [A] of the policy's Gaussian from its last hidden layer; None: it has none (linear actors)."""
+def _action_std(tensors: dict[str, FloatArray]) -> Callable[[FloatArray], FloatArray] | None:
+    """Standard deviation [A] as a function of the last hidden layer; None for deterministic (linear) actors."""
     if "log_std_layer.weight" in tensors:
         weight, bias = tensors["log_std_layer.weight"], tensors["log_std_layer.bias"]
-        return lambda x: np.exp(np.minimum(np.maximum(_dense(weight, x) + bias, -20), 2))
+        return lambda x: np.exp(np.minimum(np.maximum(_matvec(weight, x) + bias, -20), 2))
     if "log_std" in tensors:
         std = np.exp(tensors["log_std"])
         return lambda x: std
     return None
 
 
-def _dense(weight: FloatArray, x: FloatArray) -> FloatArray:
-    """Matrix times vector: weight [out, in], x [in] -> [out].
+def _matvec(weight: FloatArray, x: FloatArray) -> FloatArray:
+    """Matrix-vector product: weight [out, in], x [in] -> [out].
 
-    Not by BLAS, whose order of summation depends on the machine's threads: an episode is to depend on its seed alone.
+    Not BLAS: its order of summation depends on the number of threads, and an episode must depend on its seed only.
     """
     return np.asarray(np.einsum("oi,i->o", weight, x))
 
 
 def _stable_baselines(path: Path, deterministic: bool) -> Script:
-    """A policy saved by Stable-Baselines3. Its zip holds pickles: load only what you trust."""
+    """A policy saved by Stable-Baselines3. The file contains pickles: load only files that you trust."""
     try:
         library = importlib.import_module("stable_baselines3")
     except ImportError as error:
         raise ImportError("Stable-Baselines3 policies need: pip install 'trajectory-transformer[sb3]'") from error
-    import torch  # loaded already wherever models are; the generator below is its global one
+    import torch  # Stable-Baselines3 samples with torch's global generator
 
     try:
         with zipfile.ZipFile(path) as file:
             data = json.loads(file.read("data"))
         family = data["policy_class"]["__module__"].split(".")[1]
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-        raise ValueError(f"policy {path}: not a Stable-Baselines3 zip ({error})") from error
+        raise ValueError(f"policy {path}: not a Stable-Baselines3 zip file ({error})") from error
     algorithm = family.upper() if family != "common" else "PPO" if "clip_range" in data else "A2C"
     model = getattr(library, algorithm).load(path, device="cpu")
-    certain = deterministic or algorithm == "DQN"  # its exploration draws from generators that cannot be seeded here
+    # The exploration of DQN draws from generators that cannot be seeded here.
+    deterministic = deterministic or algorithm == "DQN"
 
     def act(observation: FloatArray, goal: FloatArray, rng: np.random.Generator) -> npt.NDArray[Any]:
         torch.manual_seed(int(rng.integers(2**62)))
-        return np.asarray(model.predict(observation, deterministic=certain)[0])
+        return np.asarray(model.predict(observation, deterministic=deterministic)[0])
 
     return act
 
 
 class RandomPolicy:
-    """Samples the action space uniformly, categories as their numbers."""
+    """A batched policy of uniformly random actions."""
 
     def __init__(self, space: spaces.Space[Any], rng: np.random.Generator) -> None:
-        """Sample a bounded box, or categories."""
+        """Sample from a bounded Box or a discrete space."""
         if isinstance(space, spaces.Box) and not space.is_bounded():
-            raise ValueError(f"a random policy needs a bounded action space, got {space}")
+            raise ValueError(f"policy random: needs a bounded action space, got {space}")
         self._leaf = action_leaf(space)
         self._rng = rng
 
     def act(self, step: Step) -> FloatArray:
-        """Uniform actions [E, A]."""
+        """Random actions [E, A], categories counted from 0."""
         shape = (len(step.observations), self._leaf.dim)
         if isinstance(self._leaf.space, spaces.Box):
             low, high = self._leaf.space.low.ravel(), self._leaf.space.high.ravel()
@@ -333,11 +353,9 @@ class RandomPolicy:
 
 
 class ScriptedPolicy:
-    """Asks a function for the action of each environment."""
+    """A batched policy that calls a script once per environment."""
 
-    def __init__(
-        self, script: Callable[[FloatArray, FloatArray, np.random.Generator], FloatArray], rng: np.random.Generator
-    ) -> None:
+    def __init__(self, script: Script, rng: np.random.Generator) -> None:
         """Act by `script(observation [O], goal [G], rng) -> action [A]`."""
         self._script = script
         self._rng = rng

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trajectory_transformer.checkpoint import write_aside
+from trajectory_transformer.files import write_atomically
 
 _PACKAGES = ("trajectory-transformer", "torch", "numpy", "gymnasium", "mujoco", "minari", "minigrid")
 _COMMIT = "TT_COMMIT"  # says which commit a source tree without its history is
@@ -41,7 +41,7 @@ def write_result(
         **(details or {}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_aside(path, (json.dumps(content, indent=2) + "\n").encode())
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def summarize(name: str, values: Sequence[float]) -> dict[str, float]:

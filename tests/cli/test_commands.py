@@ -174,7 +174,7 @@ def test_help_lists_the_commands_of_a_group(tt: Run, words: list[str], code: int
         (["evaluate", "x", "--search.horizon", "0"], r"search\.horizon must be at least 1, got 0"),
         (["collect", "--episodes", "0"], "--episodes must be at least 1, got 0"),
         (["collect", "--env", "Nothing-v0"], "'Nothing-v0' cannot be made"),
-        (["collect", "--env", "Pendulum-v1"], "knows only tt/FourRooms-v0"),
+        (["collect", "--env", "Pendulum-v1"], "supports only tt/FourRooms-v0"),
         (["train", "--resume", "nowhere"], r"nowhere/run\.json: the file is missing"),
         (["train", "x.npz", "--device", "abacus"], "--device must be auto, cpu or cuda, got 'abacus'"),
     ],
@@ -398,6 +398,6 @@ def test_maps_are_shown_and_needed_where_they_were_learned(
         "other.json",
         *search,
     )
-    refused("policy expert knows only MiniGrid's environments", "collect", "--env", "CartPole-v1", "--policy", "expert")
+    refused("policy expert: supports only MiniGrid env", "collect", "--env", "CartPole-v1", "--policy", "expert")
     refused("only .npz files hold the maps", "data", "convert", "maps.npz", "--out", "maps.hdf5")
     refused("train.augment grid needs a goal of x and y", "train", "maps.npz", "--out", "bad", *train)

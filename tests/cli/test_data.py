@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from safetensors.torch import load_file
 
-from trajectory_transformer.data.episode import Dataset, Episode, save_npz
+from trajectory_transformer.data.episode import Dataset, Dimension, Episode, save_npz
 from trajectory_transformer.data.sources import load_dataset
 
 Run = Callable[..., tuple[int, str]]
@@ -83,29 +83,14 @@ def test_collected_minari_datasets_say_where_they_came_from(tt: Run, recipe: Pat
     assert result["metrics"].keys() >= {"return", "return_stderr", "normalized_score", "core_share"}
 
 
-def test_every_recipe_of_the_benchmark_names_actors_that_exist(policies: Path) -> None:
-    from trajectory_transformer.cli.recipes import FOLDER, read_recipe
-
-    folder = Path(__file__).resolve().parents[2] / FOLDER
-    recipes = {path.stem: read_recipe(str(path), policies) for path in folder.glob("*.yaml")}
-    sizes = {name: sum(part.steps or 0 for part in recipe.parts) for name, recipe in recipes.items()}
-    tasks = ("hopper", "halfcheetah", "walker2d")
-    expected = {f"{task}-{kind}": 10**6 for task in tasks for kind in ("medium", "expert")}
-    expected |= {f"{task}-medium-expert": 2 * 10**6 for task in tasks} | {"humanoid-expert": 10**6}
-    expected |= dict(zip([f"{task}-medium-replay" for task in tasks], [400_000, 200_000, 300_000], strict=True))
-    assert sizes == expected
-    for name, recipe in recipes.items():
-        assert recipe.env.lower() == f"{name.partition('-')[0]}-v5"
-
-
 def test_show_prints_names_returns_tokens_and_oddities_and_draws_them(tt: Run, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(11, 1))
     observations = np.concatenate([x, np.full((11, 1), 2.0), x], axis=1).astype(np.float32)
     actions = rng.integers(0, 3, (10, 1)).astype(np.float32)
     episode = Episode(observations, actions, np.ones(10, np.float32), terminated=False)
-    names = ("speed", "mass", "copy")
-    save_npz(Dataset((episode, episode), {"env": "Hopper-v5"}, (3,), names), tmp_path / "x.npz")
+    observed, acted = tuple(map(Dimension, ("speed", "mass", "copy"))), (Dimension("action 0", 3),)
+    save_npz(Dataset((episode, episode), {"env": "Hopper-v5"}, observed, acted), tmp_path / "x.npz")
     code, text = tt("data", "show", "x.npz", "--plot", "x.png", "--tokens.num_bins", 5)
     assert code == 0, text
     for part in ("2 episodes, 20 steps", "quartiles 10, 10, 10", "normalised mean 0.9", "constant", "same as speed"):
@@ -158,11 +143,16 @@ def test_policies_that_do_not_fit_are_answered_in_one_sentence(refused: Refused,
         "import numpy as np\ndef act(observation, goal, rng):\n    return np.ones(5)\n"
     )
     refused(
-        r"policy wrong_actors:act det: its actions must have 2 dimensions to fit Box.*got shape \(5,\)",
+        r"policy wrong_actors:act det: an action must have 2 dimensions to fit Box.*got shape \(5,\)",
         *("collect", "--policy", "wrong_actors:act", "--episodes", 2),
     )
-    refused(r"--recipe nothing: no such recipe; known are .*hopper-medium", "collect", "--recipe", "nothing")
-    refused(r"name the folder of actor files with --policies", "collect", "--recipe", "hopper-medium")
+    refused(
+        r"recipe 'nothing': not a file and not a recipe of this package, which has .*hopper-medium",
+        "collect",
+        "--recipe",
+        "nothing",
+    )
+    refused(r"give the folder of actor files with --policies", "collect", "--recipe", "hopper-medium")
     assert not (tmp_path / "data").exists()
 
 
@@ -170,7 +160,7 @@ def test_discrete_environments_are_collected_trained_on_and_played(tt: Run) -> N
     words = ["--env", "CartPole-v1", "--policy", "['random', 'random eps=0.5']", "--steps", 300, "--workers", 1]
     code, text = tt("collect", *words, "--out", "pole.npz")
     assert code == 0, text
-    assert load_dataset("pole.npz").action_categories == (2,)
+    assert [d.categories for d in load_dataset("pole.npz").action_dimensions] == [2]
     code, text = tt("train", "pole.npz", "--out", "run", *TINY, *SHORT)
     assert code == 0, text
     code, text = tt("evaluate", "run", "--episodes", 2, "--search.beam_width", 2, "--search.horizon", 1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig
-from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
+from trajectory_transformer.data.episode import Dataset, Dimension, Episode, load_npz, save_npz
 from trajectory_transformer.data.sources import load_dataset, save_dataset
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import PlanningPolicy
@@ -24,28 +24,29 @@ def cart_poles(rng: np.random.Generator) -> Dataset:
         actions[0] = steps == 8
         observations = rng.normal(size=(steps + 1, 4)).astype(np.float32)
         episodes.append(Episode(observations, actions, np.ones(steps, dtype=np.float32), terminated=True))
-    names = ("x", "speed", "angle", "spin")
-    return Dataset(tuple(episodes), {"env": "CartPole-v1"}, action_categories=(2,), observation_names=names)
+    observed = tuple(map(Dimension, ("x", "speed", "angle", "spin")))
+    return Dataset(tuple(episodes), {"env": "CartPole-v1"}, observed, (Dimension("push", 2),))
 
 
 def test_categories_and_names_survive_a_file(cart_poles: Dataset, tmp_path: Path) -> None:
     save_npz(cart_poles, tmp_path / "x.npz")
     loaded = load_npz(tmp_path / "x.npz")
-    assert loaded.action_categories == (2,)
-    assert loaded.observation_names == ("x", "speed", "angle", "spin")
-    assert loaded.action_names == ("action 0",)
+    assert loaded.observation_dimensions == tuple(map(Dimension, ("x", "speed", "angle", "spin")))
+    assert loaded.action_dimensions == (Dimension("push", 2),)
 
 
 def test_datasets_without_categories_are_continuous(tiny_dataset: Dataset) -> None:
-    assert tiny_dataset.action_categories == (0, 0)
-    assert tiny_dataset.observation_names == ("observation 0", "observation 1", "observation 2")
+    assert tiny_dataset.action_dimensions == (Dimension("action 0"), Dimension("action 1"))
+    assert [d.name for d in tiny_dataset.observation_dimensions] == ["observation 0", "observation 1", "observation 2"]
 
 
 def test_actions_that_are_no_category_are_refused(cart_poles: Dataset) -> None:
-    with pytest.raises(ValueError, match="episode 1: action 0 must be a whole number from 0 to 0, got 1"):
-        Dataset(cart_poles.episodes, action_categories=(1,))
-    with pytest.raises(ValueError, match="action_categories needs one entry for each of 1 dimensions, got 2"):
-        Dataset(cart_poles.episodes, action_categories=(2, 2))
+    with pytest.raises(ValueError, match="episode 1: push must be an integer from 0 to 0, got 1"):
+        Dataset(cart_poles.episodes, action_dimensions=(Dimension("push", 1),))
+    with pytest.raises(ValueError, match="action_dimensions must have 1 entries, one per action dimension, got 2"):
+        Dataset(cart_poles.episodes, action_dimensions=(Dimension("a", 2), Dimension("b", 2)))
+    with pytest.raises(ValueError, match="dimension 'push': categories must not be negative, got -1"):
+        Dimension("push", -1)
 
 
 def test_a_loaded_model_plans_exact_categories_in_a_discrete_environment(cart_poles: Dataset, tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def walks(rng: np.random.Generator) -> Dataset:
     """States of one continuous number and a category of 30, of which few occur."""
     observations = np.stack([rng.normal(size=9), rng.choice([0, 3, 4, 29], size=9)], axis=1).astype(np.float32)
     episode = Episode(observations, np.zeros((8, 1), np.float32), None, terminated=False)
-    return Dataset((episode,), action_categories=(2,), observation_categories=(0, 30))
+    return Dataset((episode,), {}, (Dimension("x"), Dimension("cell", 30)), (Dimension("turn", 2),))
 
 
 def test_observed_categories_are_tokens_as_they_stand(walks: Dataset) -> None:
@@ -89,8 +90,8 @@ def test_observed_categories_survive_every_format(
     monkeypatch.chdir(tmp_path)
     save_dataset(walks, name)
     loaded = load_dataset(name)
-    assert loaded.observation_categories == (0, 30)
-    assert loaded.action_categories == (2,)
+    assert loaded.observation_dimensions == (Dimension("x"), Dimension("cell", 30))
+    assert loaded.action_dimensions == (Dimension("turn", 2),)
 
 
 @pytest.mark.parametrize("name", ["x.hdf5", "x.parquet", "x.csv", "tt/walks-v0"])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trajectory_transformer.data.episode import FORMAT, Dataset, Episode, load_npz, returns_to_go, save_npz
+from trajectory_transformer.data.episode import FORMAT, Dataset, Dimension, Episode, load_npz, returns_to_go, save_npz
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -298,13 +298,33 @@ def test_contexts_survive_the_file_as_they_are(tmp_path: Path) -> None:
     for maps in (whole, whole.astype(np.float32) / 7):
         episodes = tuple(replace(episode(), map=each) for each in maps)
         path = tmp_path / f"{maps.dtype}.npz"
-        save_npz(Dataset(episodes, observation_categories=(0, 8)), path)
+        save_npz(Dataset(episodes, {}, (Dimension("x"), Dimension("cell", 8))), path)
         loaded = load_npz(path)
         assert loaded.map_shape == (1, 4, 3)
-        assert loaded.observation_categories == (0, 8)
+        assert loaded.observation_dimensions == (Dimension("x"), Dimension("cell", 8))
         for each, expected in zip(loaded, maps, strict=True):
             assert each.map is not None and each.map.dtype == maps.dtype
             np.testing.assert_array_equal(each.map, expected)
+
+
+def test_maps_stored_under_their_old_key_contexts_are_loaded(tmp_path: Path) -> None:
+    map = np.arange(12, dtype=np.uint8).reshape(1, 4, 3)
+    save_npz(Dataset((replace(episode(), map=map),)), tmp_path / "new.npz")
+    with np.load(tmp_path / "new.npz") as file:
+        arrays = {"contexts" if name == "maps" else name: file[name] for name in file.files}
+    assert "contexts" in arrays
+    np.savez(tmp_path / "old.npz", **arrays)
+    np.testing.assert_array_equal(load_npz(tmp_path / "old.npz").episodes[0].map, map)
+
+
+def test_names_and_categories_in_a_file_must_have_the_same_length(tmp_path: Path) -> None:
+    save_npz(Dataset((episode(),)), tmp_path / "good.npz")
+    with np.load(tmp_path / "good.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    np.savez(tmp_path / "bad.npz", **{**arrays, "observation_categories": np.array([0, 0, 3])})
+    rule = r"bad\.npz, observation_names and observation_categories must have the same length, got 2 and 3"
+    with pytest.raises(ValueError, match=rule):
+        load_npz(tmp_path / "bad.npz")
 
 
 @pytest.mark.parametrize(
@@ -327,5 +347,5 @@ def test_episodes_of_a_dataset_have_contexts_of_one_shape() -> None:
 
 
 def test_observations_of_a_category_are_whole_numbers_below_their_count() -> None:
-    with pytest.raises(ValueError, match="episode 0: observation 1 must be a whole number from 0 to 4, got 5"):
-        Dataset((episode(),), observation_categories=(0, 5))
+    with pytest.raises(ValueError, match="episode 0: cell must be an integer from 0 to 4, got 5"):
+        Dataset((episode(),), {}, (Dimension("x"), Dimension("cell", 5)))

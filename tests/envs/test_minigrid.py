@@ -8,7 +8,7 @@ import pytest
 from minigrid.minigrid_env import MiniGridEnv
 
 from trajectory_transformer.actors import parse_actor
-from trajectory_transformer.collect import Job, _play, episode_stream
+from trajectory_transformer.collect import Job, episode_stream, play_episodes
 from trajectory_transformer.envs import MULTI_ROOM_ID, make_env
 from trajectory_transformer.envs.minigrid import DOOR, WALL, GoalOnMap
 from trajectory_transformer.rollout import make_envs, map_shape, space_dims
@@ -135,7 +135,7 @@ def test_the_ratio_of_a_shortest_way_is_one() -> None:
 
 def test_collected_episodes_carry_their_map_and_follow_the_expert() -> None:
     job = Job(MULTI_ROOM_ID, parse_actor("expert"), seed=0)
-    batch = _play(job, range(3))
+    batch = play_episodes(job, range(3))
     env = make()
     for episode, seed in zip(batch.episodes, batch.seeds, strict=True):
         seen, _ = env.reset(seed=seed)

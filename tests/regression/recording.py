@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from trajectory_transformer.config import ModelConfig, Sampler, SearchConfig, TokenConfig, TrainConfig
-from trajectory_transformer.data.episode import Dataset, Episode
+from trajectory_transformer.data.episode import Dataset, Dimension, Episode
 from trajectory_transformer.gpu.backends import make_batch_maker, make_engine
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import PlanKind, Planner, PlanTrace
@@ -54,8 +54,10 @@ def dataset(kind: str) -> Dataset:
     lengths = rng.integers(2, 30, size=40)
     episodes = [episode(rng, int(n), terminated=index % 3 == 0, kind=kind) for index, n in enumerate(lengths)]
     if kind == "map":
-        return Dataset(tuple(episodes), {}, (7,), (), (), (SIZE, SIZE, 4))
-    return Dataset(tuple(episodes), {}, (4, 3) if kind == "discrete" else ())
+        observed = map(Dimension, ("x", "y", "direction"), (SIZE, SIZE, 4))
+        return Dataset(tuple(episodes), {}, tuple(observed), (Dimension("action", 7),))
+    acted = (Dimension("a", 4), Dimension("b", 3)) if kind == "discrete" else ()
+    return Dataset(tuple(episodes), {}, (), acted)
 
 
 TOKENS = {

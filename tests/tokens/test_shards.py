@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trajectory_transformer.config import TokenConfig
-from trajectory_transformer.data.episode import Dataset, Episode
+from trajectory_transformer.data.episode import Dataset, Dimension, Episode
 from trajectory_transformer.tokens.shards import Reservoir, build_shards, fit_stream, open_shards
 from trajectory_transformer.tokens.windows import fit_discretizer, gather_windows, layout_of, tokenize
 
@@ -119,9 +119,14 @@ def test_categories_of_a_stream_are_tokens_as_they_stand(tmp_path: Path) -> None
     # Of three categories the last never occurs: edges fitted to the numbers seen would not leave room for it.
     actions = np.array([[0.5, 0], [0.1, 1], [0.9, 1], [0.3, 0]], dtype=np.float32)
     episode = Episode(np.arange(10, dtype=np.float32).reshape(5, 2), actions, np.ones(4, np.float32), terminated=False)
-    dataset = Dataset((episode,), action_categories=(0, 3))
+    dataset = Dataset((episode,), action_dimensions=(Dimension("a"), Dimension("b", 3)))
     exact = fit_discretizer(dataset, CONFIG)
-    build_shards(tmp_path / "shards", lambda: dataset, CONFIG, action_categories=dataset.action_categories)
+    build_shards(
+        tmp_path / "shards",
+        lambda: dataset,
+        CONFIG,
+        action_categories=[d.categories for d in dataset.action_dimensions],
+    )
     shards = open_shards(tmp_path / "shards")
     for ours, theirs in zip(shards.discretizer.edges, exact.edges, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -129,12 +134,11 @@ def test_categories_of_a_stream_are_tokens_as_they_stand(tmp_path: Path) -> None
     np.testing.assert_array_equal(shards.data.rows[:4, 3], [0, 1, 1, 0])
 
 
-def test_what_a_killed_build_left_is_cleared_away(tiny_dataset: Dataset, tmp_path: Path) -> None:
-    (tmp_path / "shards.partial").mkdir()
-    (tmp_path / "shards.partial/rows.bin").write_bytes(b"half")
+def test_leftovers_of_a_killed_build_do_not_block(tiny_dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "shards.0.tmp").mkdir()
+    (tmp_path / "shards.0.tmp/rows.bin").write_bytes(b"half")
     build_shards(tmp_path / "shards", lambda: tiny_dataset, CONFIG)
     assert open_shards(tmp_path / "shards").data.num_windows == 29
-    assert not (tmp_path / "shards.partial").exists()
 
 
 def test_a_broken_folder_is_refused_by_name(folder: Path) -> None:

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from trajectory_transformer.actors import parse_actor
-from trajectory_transformer.collect import Crew, collect, divide
+from trajectory_transformer.collect import WorkerPool, play_parts, split_by_share
 from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
-from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.data.episode import Dataset, Dimension
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import Batch, gather_windows, tokenize
 from trajectory_transformer.training.augment import grid_augment
@@ -21,11 +21,12 @@ AHEAD = [(1, 0), (0, 1), (-1, 0), (0, -1)]  # x, y of each direction
 def dataset() -> Dataset:
     """Episodes of both policies on small maps."""
     actors = [parse_actor("expert eps=0.3"), parse_actor("random")]
-    with Crew(1) as crew:
+    with WorkerPool(1) as pool:
         options = {"width": SIZE, "height": SIZE, "maxRoomSize": 5, "max_steps": WINDOW - 1}
-        parts = divide(actors, steps=None, episodes=40)
-        played = list(collect("MiniGrid-MultiRoom-N2-S4-v0", parts, seed=0, crew=crew, env_options=options))
-    return Dataset(tuple(each.episode for each in played), {}, (7,), (), (), (SIZE, SIZE, 4))
+        parts = split_by_share(actors, steps=None, episodes=40)
+        played = list(play_parts("MiniGrid-MultiRoom-N2-S4-v0", parts, seed=0, pool=pool, env_options=options))
+    observed = map(Dimension, ("x", "y", "direction"), (SIZE, SIZE, 4))
+    return Dataset(tuple(each.episode for each in played), {}, tuple(observed), (Dimension("action", 7),))
 
 
 def make_model(dataset: Dataset, **changes: int) -> TrajectoryModel:

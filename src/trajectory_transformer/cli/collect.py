@@ -1,11 +1,9 @@
 """`tt collect`: run policies in an environment and keep what happened."""
 
-import importlib.metadata
 import json
 import os
 import shlex
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,18 +13,16 @@ import torch
 from trajectory_transformer.actors import parse_actor
 from trajectory_transformer.cli.console import console, metrics_table, progress_bar
 from trajectory_transformer.cli.data import claim_dataset
-from trajectory_transformer.cli.recipes import Recipe, read_recipe
-from trajectory_transformer.collect import Crew, Job, Played, collect, divide, rehearse
+from trajectory_transformer.collect import CollectedEpisode, WorkerPool, collected_dataset, play_parts, split_by_share
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.scores import references_of
 from trajectory_transformer.data.sources import is_minari_id, save_dataset
 from trajectory_transformer.data.sources.minari import save_minari
-from trajectory_transformer.data.spaces import action_leaf, split_goal
 from trajectory_transformer.envs import FOUR_ROOMS_ID
 from trajectory_transformer.evaluate import episode_metrics
+from trajectory_transformer.recipes import Recipe, read_recipe
 from trajectory_transformer.results import write_result
-from trajectory_transformer.rollout import make_envs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +35,7 @@ class Collect:
     """The dataset to write, by its form: a file (.npz, .hdf5, ...) or a Minari id; must not exist.
     null: data/collected.npz, or tt/NAME-v0 for a recipe."""
     recipe: str | None = None
-    """Name or path of a recipe (benchmarks/datasets), which says environment, policies and steps."""
+    """Name (such as hopper-medium) or path of a recipe, which sets the environment, the policies and the steps."""
     policies: Path | None = None
     """Folder with the actor files that policies are named after."""
     env: str = FOUR_ROOMS_ID
@@ -77,14 +73,14 @@ class Collect:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         few = plan.parts[0].episodes is not None and sum(part.episodes or 0 for part in plan.parts) <= 64
         workers = self.workers or (1 if few else cores)
-        with Crew(workers) as crew:
-            played = self._play(plan, crew)
-            dataset = self._dataset(plan, played)
+        with WorkerPool(workers) as pool:
+            collected = self._play(plan, pool)
+            dataset = collected_dataset(plan.env, plan.parts, collected, seed=self.seed, env_options=self.env_options)
             if is_minari_id(out):
-                save_minari(dataset, out, [each.seed for each in played])
+                save_minari(dataset, out, [each.seed for each in collected])
             else:
                 save_dataset(dataset, out)
-            seconds, cpu_seconds = time.perf_counter() - started, crew.cpu_seconds
+            seconds, cpu_seconds = time.perf_counter() - started, pool.cpu_seconds
         metrics = episode_metrics(dataset.episodes, references_of(plan.env))
         console.print(metrics_table(f"{len(dataset)} episodes, {dataset.num_steps} steps of {plan.env}", metrics))
         speed, used = dataset.num_steps / seconds, cpu_seconds / seconds / cores
@@ -102,54 +98,25 @@ class Collect:
         if self.recipe is not None:
             return read_recipe(self.recipe, self.policies)
         words = [self.policy] if isinstance(self.policy, str) else self.policy
-        require(len(words) > 0, "--policy must name at least one policy", words)
         actors = [parse_actor(each, self.policies) for each in words]
         actors = [
             replace(actor, noise=self.noise, wander=self.wander) if actor.name == "demonstrator" else actor
             for actor in actors
         ]
-        parts = divide(actors, steps=self.steps, episodes=None if self.steps is not None else self.episodes)
+        parts = split_by_share(actors, steps=self.steps, episodes=None if self.steps is not None else self.episodes)
         return Recipe("collected", self.env, tuple(parts))
 
-    def _play(self, plan: Recipe, crew: Crew) -> list[Played]:
-        for part in plan.parts:
-            rehearse(Job(plan.env, part.actor, self.seed, json.dumps(self.env_options)))
+    def _play(self, plan: Recipe, pool: WorkerPool) -> list[CollectedEpisode]:
         by_steps = plan.parts[0].steps is not None
         total = sum(part.steps or part.episodes or 0 for part in plan.parts)
-        played = []
+        episodes = play_parts(plan.env, plan.parts, seed=self.seed, pool=pool, env_options=self.env_options)
+        collected = []
         with progress_bar() as bar:
             task = bar.add_task("collecting", total=total)
-            for each in collect(plan.env, plan.parts, seed=self.seed, crew=crew, env_options=self.env_options):
-                played.append(each)
+            for each in episodes:
+                collected.append(each)
                 bar.advance(task, len(each.episode) if by_steps else 1)
-        return played
-
-    def _dataset(self, plan: Recipe, played: Sequence[Played]) -> Dataset:
-        """The episodes, with names of their dimensions and where they came from."""
-        envs = make_envs(plan.env, 1, self.env_options)
-        observation_parts, _ = split_goal(envs.single_observation_space)
-        action = action_leaf(envs.single_action_space)
-        envs.close()
-        metadata: dict[str, str | int | float | bool | None] = {"env": plan.env, "seed": self.seed}
-        if self.env_options:
-            metadata["env_options"] = json.dumps(self.env_options)
-        metadata["policy"] = ", ".join(part.actor.label for part in plan.parts)
-        metadata |= {f"version.{name}": version for name, version in _versions().items()}
-        known = references_of(plan.env)
-        if known is not None:
-            metadata |= {"ref_min_score": known.random, "ref_max_score": known.expert}
-        for number, part in enumerate(plan.parts):
-            own = [each.episode for each in played if each.part == number]
-            facts = {**part.actor.provenance(), "episodes": len(own), "steps": sum(map(len, own))}
-            metadata |= {f"policy.{number}.{key}": value for key, value in facts.items()}
-        return Dataset(
-            tuple(each.episode for each in played),
-            metadata,
-            action.categories,
-            tuple(name for part in observation_parts for name in part.names("observation")),
-            action.names("action"),
-            tuple(count for part in observation_parts for count in part.categories),
-        )
+        return collected
 
     def _write_result(self, plan: Recipe, out: str, seconds: float, metrics: dict[str, float]) -> None:
         assert self.result is not None
@@ -170,14 +137,3 @@ class Collect:
             seconds=seconds,
             metrics=metrics,
         )
-
-
-def _versions() -> dict[str, str]:
-    """Versions that the same seeds may give other episodes with."""
-    found = {}
-    for package in ("gymnasium", "minigrid", "mujoco", "numpy", "trajectory-transformer"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

@@ -16,7 +16,7 @@ from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.data.sources import Columns, is_minari_id, save_dataset
 from trajectory_transformer.data.sources.columns import ColumnNames, read_columns
-from trajectory_transformer.report.dataset import Dimension, dataset_figure, dimensions, discount_advice
+from trajectory_transformer.report.dataset import DimensionSummary, dataset_figure, dimensions, discount_advice
 
 SOURCES = "A file (.npz, .hdf5, .parquet, .csv) or a Minari id."
 
@@ -102,7 +102,7 @@ def _returns(dataset: Dataset) -> str:
     return text
 
 
-def _table(rows: Iterable[Dimension], tokens: TokenConfig) -> Table:
+def _table(rows: Iterable[DimensionSummary], tokens: TokenConfig) -> Table:
     """One row a dimension."""
     title = f"as {tokens.discretizer} tokens of {tokens.num_bins} bins"
     title += "; bins: how many of them are used, top: share of the most common one"

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from trajectory_transformer.checkpoint import write_aside
+from trajectory_transformer.files import write_atomically
 from trajectory_transformer.training.train import Metrics
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class JsonLines:
         self._path = path
         if path.is_file():
             kept = [line for line in path.read_text().splitlines() if _is_until(line, step)]
-            write_aside(path, "".join(line + "\n" for line in kept).encode())
+            write_atomically(path, "".join(line + "\n" for line in kept).encode())
 
     def write(self, metrics: Metrics) -> None:
         """Add a line."""

@@ -13,12 +13,12 @@ from typing import ClassVar
 
 import torch
 
-from trajectory_transformer.checkpoint import write_aside
 from trajectory_transformer.cli.console import claim, console, device_of, progress_bar
 from trajectory_transformer.cli.data import load_dataset
 from trajectory_transformer.cli.metrics import JsonLines, MetricsWriter, TensorBoard, summary_writer
 from trajectory_transformer.cli.shards import identity, open_or_build
 from trajectory_transformer.config import ModelConfig, PresetName, TokenConfig, TrainConfig
+from trajectory_transformer.files import replacing, write_atomically
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.report.dataset import discount_advice
 from trajectory_transformer.results import write_result
@@ -118,9 +118,6 @@ class Train:
 
     def _start(self, trainer: Trainer) -> None:
         """Make the run folder with a checkpoint of step 0, in one go: a killed run can go on, or was never there."""
-        aside = self.out.with_name(self.out.name + ".partial")
-        claim(aside, overwrite=True)  # of a process that was killed
-        aside.mkdir(parents=True)
         source = None if self.shards is None else open_shards(self.shards).source
         description = {
             "dataset": None if self.dataset is None else _absolute(self.dataset),
@@ -130,9 +127,10 @@ class Train:
             "model": asdict(self.model),
             "train": asdict(self.train),
         }
-        write_aside(aside / RUN, (json.dumps(description, indent=2) + "\n").encode())
-        _save(trainer, aside)
-        aside.replace(self.out)
+        with replacing(self.out) as temporary:
+            temporary.mkdir()
+            write_atomically(temporary / RUN, (json.dumps(description, indent=2) + "\n").encode())
+            _save(trainer, temporary)
 
     def _write_result(self, device: torch.device, seconds: float, steps: int, last: Metrics) -> None:
         """What it took, as a result file in the run folder; a run that was continued tells of its last part."""

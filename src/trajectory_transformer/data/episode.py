@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from trajectory_transformer.files import replacing
+
 FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
 MapArray = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
@@ -71,15 +73,40 @@ class Episode:
 
 
 @dataclass(frozen=True)
+class Dimension:
+    """One entry of an observation or action vector."""
+
+    name: str
+    categories: int = 0  # number of categories; their values are 0, 1, ...; 0: continuous
+
+    def __post_init__(self) -> None:
+        """Check the number of categories."""
+        if self.categories < 0:
+            raise ValueError(f"dimension {self.name!r}: categories must not be negative, got {self.categories}")
+
+
+def join_dimensions(kind: str, names: Sequence[str], categories: Sequence[int]) -> tuple[Dimension, ...]:
+    """Dimensions from the two lists that files store; either list may be empty, `kind` gives the default names."""
+    if names and categories and len(names) != len(categories):
+        raise ValueError(
+            f"{kind}_names and {kind}_categories must have the same length, got {len(names)} and {len(categories)}"
+        )
+    names = names or _default_names(kind, len(categories))
+    return tuple(Dimension(str(name), int(n)) for name, n in zip(names, categories or [0] * len(names), strict=True))
+
+
+def _default_names(kind: str, count: int) -> list[str]:
+    return [f"{kind} {index}" for index in range(count)]
+
+
+@dataclass(frozen=True)
 class Dataset:
-    """Episodes of one task, and where they came from."""
+    """Episodes of one task, with metadata and one `Dimension` per entry of an observation and of an action."""
 
     episodes: tuple[Episode, ...]
     metadata: Metadata = field(default_factory=dict)
-    action_categories: tuple[int, ...] = ()  # [A], how many values an action dimension has; 0 (or empty): continuous
-    observation_names: tuple[str, ...] = ()  # [O]; empty: "observation 0", ...
-    action_names: tuple[str, ...] = ()  # [A]; empty: "action 0", ...
-    observation_categories: tuple[int, ...] = ()  # [O], as action_categories
+    observation_dimensions: tuple[Dimension, ...] = ()  # [O]; empty: continuous, named "observation 0", ...
+    action_dimensions: tuple[Dimension, ...] = ()  # [A]; empty: continuous, named "action 0", ...
 
     def __post_init__(self) -> None:
         """Check that the episodes agree with each other, and fill in what was left empty."""
@@ -89,21 +116,15 @@ class Dataset:
         for index, episode in enumerate(self.episodes):
             if _kind(episode) != first:
                 raise ValueError(f"episode {index}: every episode must have {first} as episode 0, got {_kind(episode)}")
-        self._complete("action_categories", [0] * self.action_dim)
-        self._complete("observation_categories", [0] * self.observation_dim)
-        self._complete("observation_names", [f"observation {index}" for index in range(self.observation_dim)])
-        self._complete("action_names", [f"action {index}" for index in range(self.action_dim)])
-        if any(self.action_categories) or any(self.observation_categories):
-            for index, episode in enumerate(self.episodes):
-                _check_categories(index, "action", episode.actions, self.action_categories)
-                _check_categories(index, "observation", episode.observations, self.observation_categories)
-
-    def _complete(self, name: str, default: Sequence[str | int]) -> None:
-        """Fill in an empty field; a frozen dataclass lets nothing else be done to it."""
-        given = tuple(getattr(self, name)) or tuple(default)
-        if len(given) != len(default):
-            raise ValueError(f"{name} needs one entry for each of {len(default)} dimensions, got {len(given)}")
-        object.__setattr__(self, name, given)
+        for kind, count in (("observation", self.observation_dim), ("action", self.action_dim)):
+            name = f"{kind}_dimensions"
+            given = tuple(getattr(self, name)) or join_dimensions(kind, _default_names(kind, count), ())
+            if len(given) != count:
+                raise ValueError(f"{name} must have {count} entries, one per {kind} dimension, got {len(given)}")
+            object.__setattr__(self, name, given)  # the dataclass is frozen
+        for index, episode in enumerate(self.episodes):
+            _check_categories(index, episode.actions, self.action_dimensions)
+            _check_categories(index, episode.observations, self.observation_dimensions)
 
     def __len__(self) -> int:
         """Episodes."""
@@ -149,16 +170,16 @@ def _kind(episode: Episode) -> str:
     return f"{dims}{map}, {rewards} and {goal}"
 
 
-def _check_categories(index: int, what: str, rows: FloatArray, categories: Sequence[int]) -> None:
-    """Values of a category are its number: 0, 1, ... below how many there are."""
-    for dim, count in enumerate(categories):
-        if not count:
+def _check_categories(index: int, rows: FloatArray, dimensions: Sequence[Dimension]) -> None:
+    """Check that the values of discrete dimensions are integers in [0, categories): rows [N, D]."""
+    for column, dimension in zip(rows.T, dimensions, strict=True):
+        if not dimension.categories:
             continue
-        column = rows[:, dim]
-        wrong = (column != np.rint(column)) | (column < 0) | (column >= count)
+        wrong = (column != np.rint(column)) | (column < 0) | (column >= dimension.categories)
         if wrong.any():
             raise ValueError(
-                f"episode {index}: {what} {dim} must be a whole number from 0 to {count - 1}, got {column[wrong][0]:g}"
+                f"episode {index}: {dimension.name} must be an integer from 0 to {dimension.categories - 1}, "
+                f"got {column[wrong][0]:g}"
             )
 
 
@@ -186,11 +207,10 @@ def save_npz(dataset: Dataset, path: Path) -> None:
         "actions": np.concatenate([episode.actions for episode in episodes]),
         "outcomes": np.array(json.dumps([dict(episode.outcome) for episode in episodes])),
         "metadata": np.array(json.dumps(dict(dataset.metadata))),
-        "action_categories": np.array(dataset.action_categories, dtype=np.int64),
-        "observation_names": np.array(dataset.observation_names),
-        "action_names": np.array(dataset.action_names),
-        "observation_categories": np.array(dataset.observation_categories, dtype=np.int64),
     }
+    for kind, dimensions in (("observation", dataset.observation_dimensions), ("action", dataset.action_dimensions)):
+        arrays[f"{kind}_names"] = np.array([dimension.name for dimension in dimensions])
+        arrays[f"{kind}_categories"] = np.array([dimension.categories for dimension in dimensions], dtype=np.int64)
     rewards = [episode.rewards for episode in episodes if episode.rewards is not None]
     goals = [episode.goal for episode in episodes if episode.goal is not None]
     maps = [episode.map for episode in episodes if episode.map is not None]
@@ -200,11 +220,8 @@ def save_npz(dataset: Dataset, path: Path) -> None:
         arrays["goals"] = np.stack(goals)
     if maps:
         arrays["maps"] = np.stack(maps)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".partial")
-    with aside.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
-    aside.replace(path)
 
 
 def load_npz(path: Path) -> Dataset:
@@ -258,14 +275,12 @@ def load_npz(path: Path) -> Dataset:
             episodes.append(episode)
         except ValueError as error:
             raise ValueError(f"{path}, episode {index}: {error}") from error
+    stored = {name: array.tolist() for name, array in arrays.items() if name.endswith(("_names", "_categories"))}
     try:
-        return Dataset(
-            tuple(episodes),
-            metadata,
-            tuple(arrays["action_categories"].tolist()) if "action_categories" in arrays else (),
-            tuple(arrays["observation_names"].tolist()) if "observation_names" in arrays else (),
-            tuple(arrays["action_names"].tolist()) if "action_names" in arrays else (),
-            tuple(arrays["observation_categories"].tolist()) if "observation_categories" in arrays else (),
+        observation_dimensions, action_dimensions = (
+            join_dimensions(kind, stored.get(f"{kind}_names", ()), stored.get(f"{kind}_categories", ()))
+            for kind in ("observation", "action")
         )
+        return Dataset(tuple(episodes), metadata, observation_dimensions, action_dimensions)
     except ValueError as error:
         raise ValueError(f"{path}, {error}") from error

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from trajectory_transformer.data.episode import FloatArray, MapArray
+from trajectory_transformer.data.episode import Dimension, FloatArray, MapArray
 
 Space = spaces.Space[Any]
 Path = tuple[str | int, ...]
@@ -49,12 +49,14 @@ class Leaf:
         space = self.space
         return np.asarray(space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0, np.int64)
 
-    def names(self, default: str) -> tuple[str, ...]:
-        """A name for each number: `arm.angle[2]`, or `default 2` where the array has no name or that very one."""
-        if self.path in ((), (default,)):
-            return tuple(f"{default} {index}" for index in range(self.dim))
-        name = ".".join(str(key) for key in self.path)
-        return (name,) if self.dim == 1 else tuple(f"{name}[{index}]" for index in range(self.dim))
+    def dimensions(self, kind: str) -> tuple[Dimension, ...]:
+        """Its dimensions, named `arm.angle[2]` by the path, or `kind 2` if the path is empty or just `kind`."""
+        if self.path in ((), (kind,)):
+            names = [f"{kind} {index}" for index in range(self.dim)]
+        else:
+            name = ".".join(str(key) for key in self.path)
+            names = [name] if self.dim == 1 else [f"{name}[{index}]" for index in range(self.dim)]
+        return tuple(map(Dimension, names, self.categories))
 
 
 def leaves(space: Space, what: str, path: Path = ()) -> list[Leaf]:

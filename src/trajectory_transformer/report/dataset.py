@@ -8,7 +8,7 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from trajectory_transformer.config import TokenConfig
-from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.data.episode import Dataset, Dimension
 from trajectory_transformer.tokens.windows import episode_columns, fit_discretizer, rewards_of
 
 _MAX_PANELS = 40  # a picture of more dimensions than this shows the first ones
@@ -19,7 +19,7 @@ _CUT_OFF = 0.1  # share of actions at their limits from which on it is worth a w
 
 
 @dataclass(frozen=True)
-class Dimension:
+class DimensionSummary:
     """One slot of a transition: its values, and the tokens they would become."""
 
     name: str
@@ -33,26 +33,27 @@ class Dimension:
     note: str  # what may surprise: constant, a copy, categories, cut off
 
 
-def dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[Dimension]:
+def dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[DimensionSummary]:
     """Every slot in the order of the tokens: observations, actions, reward and value."""
     discretizer = fit_discretizer(dataset, config)
     parts = [episode_columns(episode, config) for episode in dataset]
     slots = [column for part in zip(*parts, strict=True) for column in np.concatenate(part).T]
-    names = [*dataset.observation_names, *dataset.action_names, "reward", "return to go"]
-    categories = [*dataset.observation_categories, *dataset.action_categories, 0, 0]
-    actions = range(len(dataset.observation_names), len(names) - 2)
+    described = [*dataset.observation_dimensions, *dataset.action_dimensions]
+    described += [Dimension("reward"), Dimension("return to go")]
+    actions = range(dataset.observation_dim, len(described) - 2)
     seen: dict[bytes, str] = {}
-    for index, (name, column) in enumerate(zip(names, slots, strict=False)):
+    for index, (dimension, column) in enumerate(zip(described, slots, strict=False)):
+        name, categories = dimension.name, dimension.categories
         counts = np.bincount(discretizer.encode(column[:, None], slice(index, index + 1)).ravel())
         distinct = len(np.unique(column))
         content = np.ascontiguousarray(column).tobytes()
         notes = ["constant"] if distinct == 1 else [f"same as {seen[content]}"] if content in seen else []
-        notes += [f"{categories[index]} categories"] if categories[index] else []
+        notes += [f"{categories} categories"] if categories else []
         at_limits = float(np.mean((column == column.min()) | (column == column.max())))
-        cut_off = index in actions and not categories[index] and distinct > 2 and at_limits >= _CUT_OFF
+        cut_off = index in actions and not categories and distinct > 2 and at_limits >= _CUT_OFF
         notes += [f"{100 * at_limits:.0f} % at limits"] if cut_off else []
         seen.setdefault(content, name)
-        yield Dimension(
+        yield DimensionSummary(
             name=name,
             low=float(column.min()),
             mean=float(column.mean()),
@@ -102,16 +103,18 @@ def discount_advice(dataset: Dataset, config: TokenConfig) -> str | None:
 
 def dataset_figure(dataset: Dataset, columns: int = 4) -> Figure:
     """Histograms of returns, lengths and every dimension."""
+    observation_names = [dimension.name for dimension in dataset.observation_dimensions]
+    action_names = [dimension.name for dimension in dataset.action_dimensions]
     steps = {
-        **dict(zip(dataset.observation_names, np.concatenate([e.observations for e in dataset]).T, strict=True)),
-        **dict(zip(dataset.action_names, np.concatenate([e.actions for e in dataset]).T, strict=True)),
+        **dict(zip(observation_names, np.concatenate([e.observations for e in dataset]).T, strict=True)),
+        **dict(zip(action_names, np.concatenate([e.actions for e in dataset]).T, strict=True)),
     }
     panels: dict[str, tuple[npt.NDArray[np.floating], str]] = {}
     if dataset.has_rewards:
         panels["return of an episode"] = (np.array([e.total_reward for e in dataset]), "tab:green")
     panels["steps of an episode"] = (np.array([float(len(e)) for e in dataset]), "tab:green")
     for name, values in list(steps.items())[:_MAX_PANELS]:
-        panels[name] = (values, "tab:orange" if name in dataset.action_names else "tab:blue")
+        panels[name] = (values, "tab:orange" if name in action_names else "tab:blue")
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(3.0 * columns, 2.0 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trajectory_transformer.checkpoint import write_aside
+from trajectory_transformer.files import write_atomically
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -58,7 +58,7 @@ def write_report(run: Path, *, place: str, pictures: Sequence[str]) -> Path:
     page += f"<meta name='viewport' content='width=device-width'><title>{html.escape(summary)}</title>"
     page += f"<style>{_STYLE}</style><body>{''.join(body)}</body></html>\n"
     path = run / "report.html"
-    write_aside(path, page.encode())
+    write_atomically(path, page.encode())
     return path
 
 

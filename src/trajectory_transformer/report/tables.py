@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from trajectory_transformer.checkpoint import write_aside
+from trajectory_transformer.files import write_atomically
 from trajectory_transformer.results import two_digits
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -76,7 +76,7 @@ def write_tables(folder: Path, document: Path) -> None:
                 raise ValueError(f"{document}: it asks for results of {part}, and there are none in {folder / part}")
         return f"{found[1]}{results_table(folder, parts=parts, seen_from=document.parent)}\n{found[3]}"
 
-    write_aside(document, _MARKED.sub(table, text).encode())
+    write_atomically(document, _MARKED.sub(table, text).encode())
 
 
 def has_marks(document: Path) -> bool:

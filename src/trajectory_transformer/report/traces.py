@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trajectory_transformer.files import replacing
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import PlanTrace
 
@@ -30,8 +31,5 @@ def save_traces(path: Path, traces: Sequence[PlanTrace], model: TrajectoryModel)
         "actions": discretizer.decode(rows[..., layout.action], layout.action),
         "states": discretizer.decode(rows[:, :, 1:, layout.observation], layout.observation),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".partial")
-    with aside.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
-    aside.replace(path)

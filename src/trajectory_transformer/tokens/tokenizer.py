@@ -171,8 +171,9 @@ def rewards_of(episode: Episode, config: TokenConfig) -> tuple[DoubleArray, floa
 def fit_discretizer(slots: Sequence[DoubleArray], dataset: Dataset, config: TokenConfig) -> Discretizer:
     """Fit the values of every slot; `dataset` tells which dimensions are categories."""
     # Observations with more categories than bins are treated as numbers: neighbours share a bin.
-    observed = [count if count <= config.num_bins else 0 for count in dataset.observation_categories]
+    observed = [each.categories for each in dataset.observation_dimensions]
+    observed = [count if count <= config.num_bins else 0 for count in observed]
     others = len(slots) - dataset.observation_dim - dataset.action_dim
-    categories = (*observed, *dataset.action_categories, *[0] * others)
+    categories = (*observed, *(each.categories for each in dataset.action_dimensions), *[0] * others)
     bin_value = CONVENTIONS[config.authors_conventions].bin_value
     return Discretizer.fit(slots, config.num_bins, edges=config.discretizer, bin_value=bin_value, categories=categories)

@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
+from trajectory_transformer.data.episode import Dimension
 from trajectory_transformer.data.sources import load_dataset
 
 
@@ -52,7 +53,7 @@ def test_without_them_a_task_s_end_repeats_its_last_state_and_a_time_limit_costs
 
 def test_whole_numbers_in_one_row_are_a_discrete_action(tmp_path: Path) -> None:
     dataset = load_dataset(write(tmp_path / "x.h5", actions=np.array([0, 3, 1, 0, 2, 1]), rewards=None))
-    assert dataset.action_categories == (4,)
+    assert dataset.action_dimensions == (Dimension("action 0", 4),)
     assert not dataset.has_rewards
     np.testing.assert_array_equal(dataset.episodes[0].actions, [[0], [3], [1]])
 

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 from minari.data_collector.episode_buffer import EpisodeBuffer
 
-from trajectory_transformer.data.episode import Dataset, Episode
+from trajectory_transformer.data.episode import Dataset, Dimension, Episode
 from trajectory_transformer.data.sources import load_dataset, save_dataset
 from trajectory_transformer.data.sources import minari as source
 
@@ -54,7 +54,8 @@ def test_dictionaries_are_flattened_by_key_and_the_desired_goal_is_the_goal() ->
     store("maze/small-v0", observations, np.array([[0.0], [1.0]]), space, spaces.Box(-1, 1, (1,)))
     dataset = load_dataset("maze/small-v0")
     (episode,) = dataset.episodes
-    assert dataset.observation_names == ("achieved_goal[0]", "achieved_goal[1]", "arm", "observation 0")
+    names = [dimension.name for dimension in dataset.observation_dimensions]
+    assert names == ["achieved_goal[0]", "achieved_goal[1]", "arm", "observation 0"]
     np.testing.assert_allclose(episode.observations[1], [0.3, 0.4, 1, 2], rtol=1e-6)
     assert episode.goal is not None and episode.goal.tolist() == [7, 8]
     assert episode.terminated and episode.outcome == {"success": 1.0}
@@ -66,7 +67,7 @@ def test_discrete_actions_are_counted_from_the_start_of_their_space() -> None:
     store("other/one-v0", np.zeros((3, 1)), np.array([5, 7]), box, spaces.Discrete(3, start=5))
     store("other/two-v0", np.zeros((3, 1)), np.array([[1, 2], [0, 0]]), box, spaces.MultiDiscrete([2, 3]))
     one, two = load_dataset("other/one-v0"), load_dataset("other/two-v0")
-    assert (one.action_categories, two.action_categories) == ((3,), (2, 3))
+    assert [[d.categories for d in each.action_dimensions] for each in (one, two)] == [[3], [2, 3]]
     np.testing.assert_array_equal(one.episodes[0].actions, [[0], [2]])
     np.testing.assert_array_equal(two.episodes[0].actions, [[1, 2], [0, 0]])
 
@@ -85,12 +86,13 @@ def test_a_dataset_survives_minari(rng: np.random.Generator, categories: tuple[i
         )
         for steps in (2, 4)
     ]
-    dataset = Dataset(tuple(episodes), {"seed": 3, "policy": "mine"}, categories, ("a", "b", "c"))
+    observed, acted = map(Dimension, ("a", "b", "c")), map(Dimension, ("d", "e"), categories)
+    dataset = Dataset(tuple(episodes), {"seed": 3, "policy": "mine"}, tuple(observed), tuple(acted))
     save_dataset(dataset, "mine/test-v0")
     loaded = load_dataset("mine/test-v0")
     assert loaded.metadata == {"minari": "mine/test-v0", "seed": 3, "policy": "mine"}
-    assert loaded.action_categories == dataset.action_categories
-    assert loaded.observation_names == ("a", "b", "c")
+    assert loaded.action_dimensions == dataset.action_dimensions
+    assert loaded.observation_dimensions == dataset.observation_dimensions
     for a, b in zip(loaded, dataset, strict=True):
         for name in ("observations", "actions", "rewards", "goal"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)

@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.data.episode import Dataset, Dimension
 from trajectory_transformer.data.sources import Columns, load_dataset, save_dataset
 from trajectory_transformer.data.sources.columns import guess_columns, read_columns
 
@@ -33,7 +33,7 @@ def log(folder: Path, text: str = LOG) -> str:
 
 def test_rows_are_grouped_by_episode_and_sorted_and_a_row_without_action_is_the_final_state(tmp_path: Path) -> None:
     dataset = load_dataset(log(tmp_path), COLUMNS)
-    assert dataset.observation_names == ("speed", "angle")
+    assert dataset.observation_dimensions == (Dimension("speed"), Dimension("angle"))
     first, second = dataset.episodes
     # The task ended run "a" and its final state was not recorded: the last one stands in for it.
     np.testing.assert_allclose(first.observations[:, 0], [1.0, 1.1, 1.2, 1.2])
@@ -69,7 +69,7 @@ def test_a_table_without_columns_is_answered_with_a_guess_ready_to_save(tmp_path
     text = str(refusal.value)
     Path(path + ".columns.yaml").write_text(text.partition("\n\n")[2])
     dataset = load_dataset(path)
-    assert dataset.action_categories == (3,)
+    assert [d.categories for d in dataset.action_dimensions] == [3]
     np.testing.assert_array_equal(dataset.episodes[0].actions, [[2]])
 
 
@@ -91,7 +91,7 @@ def test_columns_given_override_those_stored_with_a_table(tmp_path: Path, tiny_d
     save_dataset(tiny_dataset, path)
     columns = Columns(episode="episode", observations=("observation_1",), actions=("action_0",))
     chosen = load_dataset(path, columns)
-    assert chosen.observation_names == ("observation_1",)
+    assert chosen.observation_dimensions == (Dimension("observation_1"),)
     np.testing.assert_array_equal(chosen.episodes[1].observations, tiny_dataset.episodes[1].observations[:, 1:2])
 
 
@@ -100,7 +100,7 @@ def test_lists_in_parquet_are_several_dimensions(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "log.parquet")
     columns = Columns(episode="episode", observations=("state",), actions=("a",))
     dataset = load_dataset(str(tmp_path / "log.parquet"), columns)
-    assert dataset.observation_names == ("state[0]", "state[1]")
+    assert dataset.observation_dimensions == (Dimension("state[0]"), Dimension("state[1]"))
     np.testing.assert_array_equal(dataset.episodes[0].observations, table["state"])
     np.testing.assert_array_equal(dataset.episodes[0].actions, [[0], [1]])
 

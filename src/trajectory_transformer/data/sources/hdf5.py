@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trajectory_transformer.data.episode import Dataset, DoubleArray
+from trajectory_transformer.data.episode import Dataset, DoubleArray, join_dimensions
 from trajectory_transformer.data.sources.rows import EpisodeBuilder, check_finite, description
+from trajectory_transformer.files import replacing
 
 _NEEDED = ("observations", "actions", "terminals", "timeouts")
 _OPTIONAL = ("rewards", "next_observations", "infos/goal")
@@ -70,8 +71,15 @@ def load_hdf5(path: Path) -> Dataset:
             place=f" (rows {start + 1} to {end + 1})",
         )
         start = end + 1
-    others = (tuple(ours.get(name, ())) for name in ("observation_names", "action_names", "observation_categories"))
-    return builder.dataset(ours.get("metadata", {}), categories, *others)
+    ours["action_categories"] = categories
+    try:
+        observation_dimensions, action_dimensions = (
+            join_dimensions(kind, ours.get(f"{kind}_names", ()), ours.get(f"{kind}_categories", ()))
+            for kind in ("observation", "action")
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return builder.dataset(ours.get("metadata", {}), observation_dimensions, action_dimensions)
 
 
 def _read(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
@@ -123,10 +131,8 @@ def save_hdf5(dataset: Dataset, path: Path) -> None:
     goals = [np.tile(episode.goal, (len(episode), 1)) for episode in episodes if episode.goal is not None]
     if goals:
         arrays["infos/goal"] = np.concatenate(goals)
-    aside = path.with_name(path.name + ".partial")
     # HDF5 limits an attribute to 64 KiB unless the file may use its newer layout.
-    with h5py.File(aside, "w", libver="latest") as file:
+    with replacing(path) as temporary, h5py.File(temporary, "w", libver="latest") as file:
         for name, values in arrays.items():
             file.create_dataset(name, data=values)
         file.attrs[_DESCRIPTION] = description(dataset)
-    aside.replace(path)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.error import Error as GymnasiumError
 
-from trajectory_transformer.data.episode import Dataset, Episode, FloatArray
+from trajectory_transformer.data.episode import Dataset, Episode, FloatArray, join_dimensions
 from trajectory_transformer.data.scores import references_of
 from trajectory_transformer.data.sources.rows import description
 from trajectory_transformer.data.spaces import (
@@ -82,18 +82,20 @@ def load_minari(dataset_id: str) -> Dataset:
     if not ours.get("rewards", True):
         episodes = [replace(episode, rewards=None) for episode in episodes]
     metadata = {"minari": local_id, **_described(raw), **ours.get("metadata", {})}
-    names = [name for leaf in observation_parts for name in leaf.names("observation")]
-    action_names = [name for leaf in action_parts for name in leaf.names("action")]
-    observed = [count for leaf in observation_parts for count in leaf.categories]
+    observed = [dimension for leaf in observation_parts for dimension in leaf.dimensions("observation")]
+    acted = [dimension for leaf in action_parts for dimension in leaf.dimensions("action")]
     try:
-        return Dataset(
-            tuple(episodes),
-            metadata,
-            tuple(count for leaf in action_parts for count in leaf.categories),
-            tuple(ours.get("observation_names", names)),
-            tuple(ours.get("action_names", action_names)),
-            tuple(ours.get("observation_categories", observed)),
+        observation_dimensions = join_dimensions(
+            "observation",
+            ours.get("observation_names", [dimension.name for dimension in observed]),
+            ours.get("observation_categories", [dimension.categories for dimension in observed]),
         )
+        action_dimensions = join_dimensions(
+            "action",
+            ours.get("action_names", [dimension.name for dimension in acted]),
+            [dimension.categories for dimension in acted],
+        )
+        return Dataset(tuple(episodes), metadata, observation_dimensions, action_dimensions)
     except ValueError as error:
         raise ValueError(f"Minari dataset {dataset_id}: {error}") from error
 
@@ -236,7 +238,7 @@ def _environment(dataset: Dataset) -> "gymnasium.Env[Any, Any] | None":
 
 def _action_space(dataset: Dataset, env: "gymnasium.Env[Any, Any] | None") -> Space:
     """The environment's, where it fits the dataset; else the smallest space that holds its actions."""
-    categories = dataset.action_categories
+    categories = tuple(dimension.categories for dimension in dataset.action_dimensions)
     if env is not None and isinstance(env.action_space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete):
         leaf = Leaf((), env.action_space)
         if leaf.categories == categories:

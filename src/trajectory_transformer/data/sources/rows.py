@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from trajectory_transformer.data.episode import Dataset, DoubleArray, Episode, Metadata
+from trajectory_transformer.data.episode import Dataset, Dimension, DoubleArray, Episode, Metadata
 
 
 @dataclass
@@ -64,10 +64,8 @@ class EpisodeBuilder:
     def dataset(
         self,
         metadata: Metadata,
-        categories: tuple[int, ...] = (),
-        observation_names: tuple[str, ...] = (),
-        action_names: tuple[str, ...] = (),
-        observation_categories: tuple[int, ...] = (),
+        observation_dimensions: tuple[Dimension, ...] = (),
+        action_dimensions: tuple[Dimension, ...] = (),
     ) -> Dataset:
         """All episodes added."""
         counts = {
@@ -75,7 +73,7 @@ class EpisodeBuilder:
         }
         episodes, facts = tuple(self.episodes), {**metadata, **counts}
         try:
-            return Dataset(episodes, facts, categories, observation_names, action_names, observation_categories)
+            return Dataset(episodes, facts, observation_dimensions, action_dimensions)
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from error
 
@@ -95,10 +93,10 @@ def description(dataset: Dataset) -> str:
     return json.dumps(
         {
             "metadata": dict(dataset.metadata),
-            "action_categories": dataset.action_categories,
-            "observation_categories": dataset.observation_categories,
-            "observation_names": dataset.observation_names,
-            "action_names": dataset.action_names,
+            "action_categories": [dimension.categories for dimension in dataset.action_dimensions],
+            "observation_categories": [dimension.categories for dimension in dataset.observation_dimensions],
+            "observation_names": [dimension.name for dimension in dataset.observation_dimensions],
+            "action_names": [dimension.name for dimension in dataset.action_dimensions],
             "rewards": dataset.has_rewards,
             "outcomes": [dict(episode.outcome) for episode in dataset],
         }

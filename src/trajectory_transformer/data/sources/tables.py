@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trajectory_transformer.data.episode import Dataset, DoubleArray
+from trajectory_transformer.data.episode import Dataset, DoubleArray, join_dimensions
 from trajectory_transformer.data.sources.columns import Columns, beside, guess_columns, parse_columns, read_columns
 from trajectory_transformer.data.sources.rows import EpisodeBuilder, check_finite, description
+from trajectory_transformer.files import replacing, write_atomically
 
 __all__ = ["Columns", "load_table", "save_table"]
 
@@ -73,13 +74,17 @@ def load_table(path: Path, columns: Columns | None = None) -> Dataset:
             outcome=outcomes[index] if index < len(outcomes) else None,
             place=f" (from row {rows[0] + 1})",
         )
-    categories, observed = (
-        tuple(columns.categories.get(name, 0) for name in each) for each in (action_names, observation_names)
-    )
     metadata = {**({"env": columns.env} if columns.env else {}), **stored.get("metadata", {})}
-    observation_names = tuple(stored.get("observation_names", observation_names))
-    action_names = tuple(stored.get("action_names", action_names))
-    return builder.dataset(metadata, categories, observation_names, action_names, observed)
+    try:
+        observation_dimensions, action_dimensions = (
+            join_dimensions(
+                kind, stored.get(f"{kind}_names", names), [columns.categories.get(name, 0) for name in names]
+            )
+            for kind, names in (("observation", observation_names), ("action", action_names))
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return builder.dataset(metadata, observation_dimensions, action_dimensions)
 
 
 def _episodes(table: Arrays, columns: Columns, count: int) -> list[npt.NDArray[np.int64]]:
@@ -274,28 +279,28 @@ def save_table(dataset: Dataset, path: Path) -> None:
             assert name is not None
             parts[name].append(values)
     arrays = {name: np.concatenate(values) for name, values in parts.items()}
-    aside = path.with_name(path.name + ".partial")
     if path.suffix == ".csv":
-        _write_csv(arrays, aside)
-        beside(path).write_text(columns.to_yaml(), encoding="utf-8")
-    else:
-        pyarrow, parquet = _pyarrow()
-        stored = {**json.loads(description(dataset)), "columns": json.loads(json.dumps(asdict(columns)))}
-        nulls = {name: pyarrow.array(values, from_pandas=True) for name, values in arrays.items()}  # NaN: no value
-        table = pyarrow.table(nulls).replace_schema_metadata({_DESCRIPTION: json.dumps(stored).encode()})
-        parquet.write_table(table, aside)
-    aside.replace(path)
+        with replacing(path) as temporary:
+            _write_csv(arrays, temporary)
+            write_atomically(beside(path), columns.to_yaml().encode())
+        return
+    pyarrow, parquet = _pyarrow()
+    stored = {**json.loads(description(dataset)), "columns": json.loads(json.dumps(asdict(columns)))}
+    nulls = {name: pyarrow.array(values, from_pandas=True) for name, values in arrays.items()}  # NaN: no value
+    table = pyarrow.table(nulls).replace_schema_metadata({_DESCRIPTION: json.dumps(stored).encode()})
+    with replacing(path) as temporary:
+        parquet.write_table(table, temporary)
 
 
 def _columns_of(dataset: Dataset) -> Columns:
     """Columns to write a dataset with: its own names where they are plain and unique, else numbers."""
     fixed = ["episode", "step", "reward", "terminal"]
-    names = [name.replace(" ", "_") for name in (*dataset.observation_names, *dataset.action_names)]
+    dimensions = (*dataset.observation_dimensions, *dataset.action_dimensions)
+    names = [dimension.name.replace(" ", "_") for dimension in dimensions]
     if len({*names, *fixed}) < len(names) + len(fixed):
         names = [f"observation_{index}" for index in range(dataset.observation_dim)]
         names += [f"action_{index}" for index in range(dataset.action_dim)]
     observations, actions = names[: dataset.observation_dim], names[dataset.observation_dim :]
-    counts = (*dataset.observation_categories, *dataset.action_categories)
     goal = dataset.episodes[0].goal
     env = dataset.metadata.get("env")
     return Columns(
@@ -306,7 +311,7 @@ def _columns_of(dataset: Dataset) -> Columns:
         reward="reward" if dataset.has_rewards else None,
         terminal="terminal",
         goals=() if goal is None else tuple(f"goal_{index}" for index in range(len(goal))),
-        categories={name: count for name, count in zip(names, counts, strict=True) if count},
+        categories={name: each.categories for name, each in zip(names, dimensions, strict=True) if each.categories},
         env=env if isinstance(env, str) else None,
     )
 

@@ -40,11 +40,5 @@ def load_task(name: str) -> Dataset:
     episodes = tuple(episode for part in parts for episode in part)
     source = " + ".join(str(part.metadata["minari"]) for part in parts)
     first = parts[0]
-    return Dataset(
-        episodes,
-        {**first.metadata, "minari": source},
-        first.action_categories,
-        first.observation_names,
-        first.action_names,
-        first.observation_categories,
-    )
+    metadata = {**first.metadata, "minari": source}
+    return Dataset(episodes, metadata, first.observation_dimensions, first.action_dimensions)

@@ -1,0 +1,58 @@
+"""Recipes: YAML files that say how a named dataset is collected. The package ships those of the benchmark."""
+
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path, PurePath
+
+import yaml
+
+from trajectory_transformer.actors import parse_actor
+from trajectory_transformer.collect import Part
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to collect one dataset: its name, the environment, and the number of steps of each policy."""
+
+    name: str
+    env: str
+    parts: tuple[Part, ...]
+
+
+def read_recipe(name: str | Path, policies: str | Path | None = None) -> Recipe:
+    """Read a recipe by name or path; `policies` is the folder with the actor files that the recipe names."""
+    source = find_recipe(name)
+    try:
+        content = yaml.safe_load(source.read_text(encoding="utf-8"))
+        env, entries = str(content["env"]), [(str(each["policy"]), int(each["steps"])) for each in content["parts"]]
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{source}: a recipe needs env and parts, each with policy and steps ({reason})") from error
+    parts = []
+    for policy, steps in entries:
+        if steps < 1:
+            raise ValueError(f"{source}: steps must be at least 1, got {steps}")
+        parts.append(Part(parse_actor(policy, policies), steps=steps))
+    return Recipe(PurePath(source.name).stem, env, tuple(parts))
+
+
+def find_recipe(name: str | Path) -> Traversable:
+    """The file of a recipe: an existing path, or the name of a recipe of this package."""
+    if Path(name).is_file():
+        return Path(name)
+    packaged = _folder() / f"{name}.yaml"
+    if str(name) not in recipe_names():
+        raise ValueError(
+            f"recipe {str(name)!r}: not a file and not a recipe of this package, which has {', '.join(recipe_names())}"
+        )
+    return packaged
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes in this package."""
+    return sorted(PurePath(each.name).stem for each in _folder().iterdir() if each.name.endswith(".yaml"))
+
+
+def _folder() -> Traversable:
+    return files("trajectory_transformer") / "data" / "recipes"

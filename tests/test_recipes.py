@@ -1,0 +1,54 @@
+"""Recipes: found from any working directory, complete, and checked when they are read."""
+
+from pathlib import Path
+
+import pytest
+
+from trajectory_transformer.actors import ActorSpec
+from trajectory_transformer.recipes import find_recipe, read_recipe, recipe_names
+
+
+def test_recipes_are_found_from_another_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "hopper-medium-replay" in recipe_names()
+    assert "env: Hopper-v5" in find_recipe("hopper-medium-replay").read_text(encoding="utf-8")
+
+
+def test_a_path_takes_precedence_over_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("env: Pendulum-v1\nparts:\n  - {policy: random eps=0.5, steps: 30}\n")
+    for given in (path, str(path)):
+        recipe = read_recipe(given)
+        assert (recipe.name, recipe.env) == ("mine", "Pendulum-v1")
+        assert [(part.actor, part.steps) for part in recipe.parts] == [(ActorSpec(name="random", eps=0.5), 30)]
+
+
+def test_every_recipe_names_actors_that_exist(policies: Path) -> None:
+    recipes = {name: read_recipe(name, policies) for name in recipe_names()}
+    sizes = {name: sum(part.steps or 0 for part in recipe.parts) for name, recipe in recipes.items()}
+    tasks = ("hopper", "halfcheetah", "walker2d")
+    expected = {f"{task}-{kind}": 10**6 for task in tasks for kind in ("medium", "expert")}
+    expected |= {f"{task}-medium-expert": 2 * 10**6 for task in tasks} | {"humanoid-expert": 10**6}
+    expected |= dict(zip([f"{task}-medium-replay" for task in tasks], [400_000, 200_000, 300_000], strict=True))
+    assert sizes == expected
+    for name, recipe in recipes.items():
+        assert recipe.env.lower() == f"{name.partition('-')[0]}-v5"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("env: [", r"bad\.yaml: a recipe needs env and parts"),
+        ("parts: []", r"bad\.yaml: a recipe needs env and parts, each with policy and steps \('env'\)"),
+        ("env: A\nparts: [{policy: random, steps: 0}]", r"bad\.yaml: steps must be at least 1, got 0"),
+    ],
+)
+def test_broken_recipes_raise_an_error_that_names_the_file(text: str, rule: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ValueError, match=rule):
+        read_recipe(tmp_path / "bad.yaml")
+
+
+def test_an_unknown_recipe_is_an_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="recipe 'nothing': not a file and not a recipe .* hopper-medium, "):
+        find_recipe("nothing")
