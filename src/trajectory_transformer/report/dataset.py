@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data.episode import Dataset, Dimension
-from trajectory_transformer.tokens.windows import episode_columns, fit_discretizer, rewards_of
+from trajectory_transformer.tokens.tokenizer import Tokenizer, rewards_of, slot_values
 
 _MAX_PANELS = 40  # a picture of more dimensions than this shows the first ones
 _LONGER_SIGHTS = (0.95, 0.98, 0.99, 0.995, 0.997, 0.998, 0.999)  # discounts to propose
@@ -35,8 +35,8 @@ class DimensionSummary:
 
 def dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[DimensionSummary]:
     """Every slot in the order of the tokens: observations, actions, reward and value."""
-    discretizer = fit_discretizer(dataset, config)
-    parts = [episode_columns(episode, config) for episode in dataset]
+    discretizer = Tokenizer.fit(dataset, config).discretizer
+    parts = [slot_values(episode, config) for episode in dataset]
     slots = [column for part in zip(*parts, strict=True) for column in np.concatenate(part).T]
     described = [*dataset.observation_dimensions, *dataset.action_dimensions]
     described += [Dimension("reward"), Dimension("return to go")]

@@ -44,8 +44,15 @@ class Candidates:
 
     def select(self, parents: Tensor) -> "Candidates":
         """Copies of some candidates: parents [E, K']."""
-        names = ("tokens", "log_prob", "rewards", "value", "ended", "identity")
-        return replace(self, **{name: _pick(getattr(self, name), parents) for name in names})
+        return replace(
+            self,
+            tokens=_pick(self.tokens, parents),
+            log_prob=_pick(self.log_prob, parents),
+            rewards=_pick(self.rewards, parents),
+            value=_pick(self.value, parents),
+            ended=_pick(self.ended, parents),
+            identity=_pick(self.identity, parents),
+        )
 
     @property
     def states(self) -> Tensor:
@@ -66,7 +73,7 @@ class Candidates:
         assert self.prompt is not None and self.bins is not None
         layout, table = self.bins.layout, self.bins.values_and_stop
         state = self.prompt[:, None, -layout.observation_dim :].expand(-1, self.tokens.shape[1], -1)
-        rows = torch.cat([state, self.tokens], dim=2).unflatten(2, (-1, layout.size))  # [E, K, h, D]
+        rows = torch.cat([state, self.tokens], dim=2).view(*state.shape[:2], -1, layout.size)  # [E, K, h, D]
         return table[torch.arange(slots.start, slots.stop, device=table.device), rows[..., slots]]
 
 
