@@ -147,8 +147,8 @@ def env_actions(actions: npt.NDArray[np.floating], leaf: Leaf) -> npt.NDArray[np
     shape = (len(actions), *(leaf.space.shape or ()))
     if isinstance(leaf.space, spaces.Box):
         return actions.reshape(shape)
-    whole = np.rint(actions).astype(np.int64)
-    bad = (whole != actions) | (whole < 0) | (whole >= np.array(leaf.categories))
+    integers = np.rint(actions).astype(np.int64)
+    bad = (integers != actions) | (integers < 0) | (integers >= np.array(leaf.categories))
     if bad.any():
         raise ValueError(f"actions of the policy must be categories of {leaf.space}, got {actions[bad][0]}")
-    return np.asarray(whole.reshape(shape) + leaf.start)
+    return np.asarray(integers.reshape(shape) + leaf.start)

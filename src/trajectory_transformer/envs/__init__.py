@@ -1,4 +1,4 @@
-"""The package's own environments; importing this module registers their ids with Gymnasium."""
+"""Environments of this package; importing this module registers their ids with Gymnasium."""
 
 import warnings
 from typing import Any
