@@ -288,9 +288,9 @@ class PlanningPolicy:
             )
         for name, values in (("observations", step.observations), ("goals", step.goals[:, : layout.goal_dim])):
             finite = np.isfinite(values)
-            bad = () if finite.all() else np.argwhere(~finite & step.active[:, None])
-            if len(bad):
-                env, dim = bad[0]
+            if finite.all():
+                continue
+            for env, dim in np.argwhere(~finite & step.active[:, None]):
                 raise ValueError(
                     f"{name} must be finite, got {values[env, dim]} in dimension {dim} of environment {env}"
                 )
