@@ -1,22 +1,24 @@
-"""Planning for return: on a toy task whose optimum is known, and decoder against decoder."""
+"""Beam search for return: on small tasks with a known optimum, decoder against decoder, and what objectives see."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from trajectory_transformer.config import ModelConfig, SearchConfig
-from trajectory_transformer.gpu.backends import make_decoder
+from trajectory_transformer.config import ModelConfig, Sampler, SearchConfig, TokenConfig
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.search.beam import Plan, beam_search
-from trajectory_transformer.search.decoder import StepwiseDecoder
+from trajectory_transformer.search.cached import CachedDecoder
+from trajectory_transformer.search.decoder import Bins, Candidates, Decoder, NaiveDecoder, StepwiseDecoder
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
 from trajectory_transformer.search.sampling import Noise
+from trajectory_transformer.tokens.discretizer import Discretizer
 from trajectory_transformer.tokens.layout import TokenLayout
+from trajectory_transformer.tokens.tokenizer import Tokenizer
 
-CPU = torch.device("cpu")
 TOY = TokenLayout(goal_dim=0, observation_dim=1, action_dim=1, rewards=True)
 NUM_STATES = 5
 STOP = NUM_STATES
@@ -24,7 +26,7 @@ VALUES = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]] * 2 + [[-1.0, 0.0, 1.0, 5.0, 2
 
 
 class ToyTask(StepwiseDecoder):
-    """A deterministic task as a decoder: tables say what follows a state and an action (0 or 1, equally likely).
+    """A deterministic task as a decoder: tables give what follows a state and an action (0 or 1, equally likely).
 
     `ends` are (state, action) pairs after which every token is the stop token.
     """
@@ -52,7 +54,7 @@ class ToyTask(StepwiseDecoder):
 
     def _options(self, row: list[int]) -> list[int]:
         slot = len(row) % 4
-        last = row[len(row) - slot :]  # the transition under way
+        last = row[len(row) - slot :]  # the unfinished transition
         whole = [tuple(row[start : start + 2]) for start in range(0, len(row) - slot, 4)]
         if any(pair in self.ends for pair in whole) or STOP in row:
             return [self.after_end if slot >= 2 else STOP]
@@ -65,20 +67,19 @@ class ToyTask(StepwiseDecoder):
 
 
 def plan(decoder: StepwiseDecoder, start: int, *, width: int, horizon: int, discount: float = 0.5) -> Plan:
-    config = SearchConfig(beam_width=width, expansion=8, horizon=horizon, action_nucleus=None)
+    config = SearchConfig(beam_width=width, expansion=8, horizon=horizon, action=Sampler())
     return beam_search(
         decoder,
         torch.tensor([[start]]),
         discounted_return(discount),
-        layout=TOY,
-        values=VALUES,
+        bins=Bins(TOY, VALUES),
         config=config,
         noise=Noise(torch.tensor([3])),
     )
 
 
 def exhaustive(decoder: ToyTask, start: int, horizon: int, discount: float) -> tuple[float, list[int]]:
-    """The best actions by trying all, rewards and last value by hand."""
+    """The best score and actions of all possible plans."""
     best: tuple[float, list[int]] = (-np.inf, [])
     for actions in itertools.product((0, 1), repeat=horizon):
         state, total, over, worth = start, 0.0, False, 0.0
@@ -110,7 +111,7 @@ def test_the_optimum_of_a_random_task_is_found(seed: int, with_ends: bool) -> No
 
 
 def exhaustive_score(decoder: ToyTask, actions: list[int]) -> float:
-    """What a plan is worth by the tables; after an end the tokens of actions are stops and count nothing."""
+    """The score of a plan by the tables; after the end actions are stop tokens and count nothing."""
     state, total, worth = 0, 0.0, 0.0
     for step, action in enumerate(actions):
         if action == STOP:
@@ -123,29 +124,29 @@ def exhaustive_score(decoder: ToyTask, actions: list[int]) -> float:
     return total + 0.5 ** len(actions) * worth
 
 
-def test_the_discount_decides_between_soon_and_much() -> None:
-    # Action 1 pays 5 now and nothing later; action 0 pays 0 now and 20 one step later.
+def test_a_small_discount_prefers_an_early_reward_to_a_large_one() -> None:
+    # Action 1 earns 5 now and nothing later; action 0 earns 0 now and 20 one step later.
     next_state = [[1, 2], [1, 1], [2, 2], [3, 3], [4, 4]]
     reward = [[1, 3], [4, 4], [1, 1], [1, 1], [1, 1]]
     value = [[0, 0]] * 5
     decoder = ToyTask(next_state, reward, value)
-    patient, hasty = (plan(decoder, 0, width=8, horizon=2, discount=discount) for discount in (0.9, 0.1))
-    assert actions_of(patient.best[0], 1) == [0]
-    assert float(patient.scores[0, 0]) == pytest.approx(0.0 + 0.9 * 20)
-    assert actions_of(hasty.best[0], 1) == [1]
-    assert float(hasty.scores[0, 0]) == pytest.approx(5.0)
+    large, early = (plan(decoder, 0, width=8, horizon=2, discount=discount) for discount in (0.9, 0.1))
+    assert actions_of(large.best[0], 1) == [0]
+    assert float(large.scores[0, 0]) == pytest.approx(0.0 + 0.9 * 20)
+    assert actions_of(early.best[0], 1) == [1]
+    assert float(early.scores[0, 0]) == pytest.approx(5.0)
 
 
-def test_values_reach_beyond_the_horizon() -> None:
-    # Rewards do not differ, the return-to-go does: 1 for action 0, 10 for action 1.
+def test_values_count_rewards_beyond_the_horizon() -> None:
+    # The rewards are equal, but the return-to-go is 1 for action 0 and 10 for action 1.
     decoder = ToyTask([[0, 0]] * 5, [[1, 1]] * 5, [[1, 4]] * 5)
     found = plan(decoder, 0, width=4, horizon=1)
     assert actions_of(found.best[0], 1) == [1]
     assert float(found.scores[0, 0]) == pytest.approx(0.0 + 0.5 * 10.0)
 
 
-def test_a_predicted_end_is_not_chased_past() -> None:
-    # Action 1 ends the task, and a deluded model promises reward 20 for ever after; action 0 earns 1 a step.
+def test_rewards_predicted_after_an_end_do_not_count() -> None:
+    # Action 1 ends the task, after which the model wrongly predicts a reward of 20; action 0 earns 1 per step.
     next_state = [[0, 0]] * 5
     reward = [[2, 1]] * 5
     decoder = ToyTask(next_state, reward, [[0, 0]] * 5, ends={(0, 1)}, after_end=4)
@@ -181,7 +182,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(("window", "horizon"), [(6, 3), (3, 6), (2, 5)])
 def test_naive_and_cached_return_the_same_tokens(name: str, window: int, horizon: int) -> None:
-    # 4 layouts x 3 windows x 12 seeds x 8 environments: 1,152 prompts, with stop tokens among them.
+    # 4 layouts x 3 windows x 12 seeds x 8 environments: 1,152 prompts, some with stop tokens.
     layout = SHAPES[name]
     objective = discounted_return(0.9) if layout.rewards else log_likelihood
     for seed in range(12):
@@ -190,24 +191,24 @@ def test_naive_and_cached_return_the_same_tokens(name: str, window: int, horizon
         past = seed % window
         prompt = torch.randint(8, (8, layout.length(past) + layout.observation_dim), generator=rng)
         values = torch.randn(layout.size, 7, generator=rng)
-        config = SearchConfig(beam_width=5, expansion=2, horizon=horizon, observation_top_k=None, temperature=0.8)
+        action, observation = Sampler(nucleus=0.4, temperature=0.8), Sampler(temperature=0.8)
+        config = SearchConfig(beam_width=5, horizon=horizon, action=action, observation=observation)
         plans = [
             beam_search(
-                make_decoder(decoder, gpt),
+                decoder,
                 prompt,
                 objective,
-                layout=layout,
-                values=values,
+                bins=Bins(layout, values),
                 config=config,
                 noise=Noise(torch.arange(8)),
             )
-            for decoder in ("naive", "cached")
+            for decoder in (NaiveDecoder(gpt), CachedDecoder(gpt))
         ]
         assert torch.equal(plans[0].tokens, plans[1].tokens), seed
         torch.testing.assert_close(plans[0].scores, plans[1].scores, atol=1e-4, rtol=1e-4)
 
 
-def test_a_plan_does_not_depend_on_its_neighbours() -> None:
+def test_a_plan_does_not_depend_on_other_environments() -> None:
     layout = SHAPES["rewards"]
     gpt = random_gpt(layout, 4, 0)
     prompts = torch.randint(7, (3, layout.observation_dim), generator=torch.Generator().manual_seed(0))
@@ -216,19 +217,109 @@ def test_a_plan_does_not_depend_on_its_neighbours() -> None:
     def search(rows: list[int]) -> Tensor:
         noise = Noise(torch.tensor([50 + row for row in rows]))
         config = SearchConfig(beam_width=4, horizon=4)
-        decoder = make_decoder("cached", gpt)
-        return beam_search(
-            decoder, prompts[rows], discounted_return(0.9), layout=layout, values=values, config=config, noise=noise
-        ).tokens
+        bins, objective = Bins(layout, values), discounted_return(0.9)
+        decoder = CachedDecoder(gpt)
+        return beam_search(decoder, prompts[rows], objective, bins=bins, config=config, noise=noise).tokens
 
     together = search([0, 1, 2])
     for row in range(3):
         assert torch.equal(search([row])[0], together[row])
 
 
-def test_copies_of_a_good_start_do_not_crowd_out_what_pays_later() -> None:
-    # As above, but with room for two candidates only: the hasty one and the patient one.
+def test_copies_of_a_good_start_do_not_crowd_out_a_later_reward() -> None:
+    # Action 1 earns 5 now, action 0 earns 20 one step later; there is room for two candidates only.
     next_state = [[1, 2], [1, 1], [2, 2], [3, 3], [4, 4]]
     decoder = ToyTask(next_state, [[1, 3], [4, 4], [1, 1], [1, 1], [1, 1]], [[0, 0]] * 5)
     found = plan(decoder, 0, width=2, horizon=2, discount=0.9)
     assert actions_of(found.best[0], 1) == [0]
+
+
+def check_decoded_candidates(decoder: Decoder, gpt: GPT, *, seed: int = 0) -> tuple[int, int]:
+    """Compare what an objective sees in a search with the tokens decoded by a tokenizer.
+
+    Returns how many candidates contained a stop token at the last step, and how many did not.
+    """
+    layout, num_bins = gpt.layout, gpt.num_bins
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(layout.size, num_bins)).astype(np.float32).astype(np.float64)
+    tokenizer = Tokenizer(layout, Discretizer((np.zeros(1),) * layout.size, values), TokenConfig(num_bins=num_bins))
+    prompt = torch.from_numpy(rng.integers(num_bins, size=(2, layout.length(1) + layout.observation_dim)))
+    state = prompt[:, -layout.observation_dim :].numpy()
+    horizons, ended = [], Tensor()
+
+    def objective(candidates: Candidates) -> Tensor:
+        nonlocal ended
+        envs, count, _ = candidates.tokens.shape
+        tokens = candidates.tokens.numpy()
+        states = np.broadcast_to(state[:, None], (envs, count, state.shape[1]))
+        decoded = tokenizer.decode(states, tokens)
+        horizons.append(decoded.actions.shape[2])
+        # From the first stop token of a state or an action on, everything is 0.
+        rows = np.concatenate([states, tokens], axis=2).reshape(envs, count, -1, layout.size)
+        stops = rows == num_bins
+        stops[..., layout.action.stop :] = False
+        alive = (stops.reshape(envs, count, -1).cumsum(axis=2) == 0).reshape(rows.shape)
+        for found, exact, slots in (
+            (candidates.states, decoded.states, layout.observation),
+            (candidates.actions, decoded.actions, layout.action),
+        ):
+            expected = np.where(alive[..., slots], exact, 0.0)
+            np.testing.assert_array_equal(found.numpy(), expected.astype(np.float32))
+        first = tokenizer.discretizer.decode(state, layout.observation)[:, None].repeat(count, axis=1)
+        np.testing.assert_array_equal(candidates.states[:, :, 0].numpy(), first.astype(np.float32))
+        ended = candidates.ended.clone()
+        np.testing.assert_array_equal(ended.numpy(), ~alive[:, :, -1, layout.action.stop - 1])
+        return candidates.actions.sum(dim=(2, 3)) - candidates.states.abs().sum(dim=(2, 3))
+
+    bins = Bins(layout, torch.from_numpy(values).float())
+    config = SearchConfig(beam_width=12, horizon=4, action=Sampler(), observation=Sampler())
+    beam_search(decoder, prompt, objective, bins=bins, config=config, noise=Noise(torch.tensor([seed, seed + 1])))
+    assert horizons == [1, 2, 3, 4]
+    return int(ended.sum()), int((~ended).sum())
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("kind", [NaiveDecoder, CachedDecoder])
+def test_objectives_see_states_and_actions_in_real_units(kind: type[NaiveDecoder | CachedDecoder], name: str) -> None:
+    gpt = random_gpt(SHAPES[name], 4, 0)
+    counts = [check_decoded_candidates(kind(gpt), gpt, seed=seed) for seed in range(3)]
+    assert all(sum(part) > 0 for part in zip(*counts, strict=True)), "some plans end, some do not"
+
+
+def test_a_custom_objective_reaches_its_state() -> None:
+    # States 0 to 4 decode to 0, 10, ..., 40; action 1 moves to the next one. Stay as close to 20 as possible.
+    next_state = [[state, min(state + 1, 4)] for state in range(5)]
+    decoder = ToyTask(next_state, [[1, 1]] * 5, [[0, 0]] * 5)
+    values = torch.cat([torch.arange(5.0)[None] * 10, VALUES[1:]])
+
+    def near_20(candidates: Candidates) -> Tensor:
+        return -(candidates.states[..., 0] - 20).abs().sum(dim=2)
+
+    config = SearchConfig(beam_width=16, expansion=8, horizon=5, action=Sampler())
+    noise = Noise(torch.tensor([0]))
+    found = beam_search(decoder, torch.tensor([[0]]), near_20, bins=Bins(TOY, values), config=config, noise=noise)
+    assert found.best[0, 3::4].tolist() == [1, 2, 2, 2]  # the states after the current one
+    assert float(found.scores[0, 0]) == -(20 + 10)
+
+
+def test_the_first_action_of_an_episode_has_its_own_sampler() -> None:
+    layout = SHAPES["rewards"]
+    gpt = random_gpt(layout, 4, 0)
+    bins = Bins(layout, torch.zeros(layout.size, gpt.num_bins))
+    config = SearchConfig(beam_width=16, expansion=1, horizon=1, action=Sampler(top_k=1), first_action=Sampler())
+
+    def num_actions(config: SearchConfig, *, first_step: bool) -> int:
+        found = beam_search(
+            NaiveDecoder(gpt),
+            torch.tensor([[0, 1]]),
+            log_likelihood,
+            bins=bins,
+            config=config,
+            noise=Noise(torch.tensor([0])),
+            first_step=first_step,
+        )
+        return len(found.tokens[0, :, : layout.action_dim].unique(dim=0))
+
+    assert num_actions(config, first_step=True) > 5
+    assert num_actions(config, first_step=False) == 1
+    assert num_actions(replace(config, first_action=None), first_step=True) == 1
