@@ -68,7 +68,7 @@ def golden() -> Iterator[Golden]:
 
 
 def read_dataset(arrays: Arrays) -> Dataset:
-    """Split the arrays into episodes. Final states were not recorded, and the preset must not read their placeholders."""
+    """Split the arrays into episodes. Final states were not recorded; the preset must not read their placeholders."""
     ends = np.cumsum(arrays["lengths"].astype(np.int64))
     episodes = []
     for start, end in zip(ends - arrays["lengths"], ends, strict=True):
