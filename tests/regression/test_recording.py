@@ -7,14 +7,17 @@ candidate, are compared on aarch64 only. `recording.py --against` compares two r
 import platform
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
-from tests.regression.recording import SEARCHES, Arrays, plans, summarize, trained
+from tests.regression.recording import SEARCHES, plans, summarize, trained
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 
+Arrays = dict[str, npt.NDArray[Any]]
 RECORDED_ON = "aarch64"
 # Searches of each layout, with the backend that is compared. recording.py covers all of them.
 CASES = {
@@ -47,7 +50,7 @@ def test_losses_and_weights_equal_the_recorded_ones(
     layout, model, losses = run
     expected = recorded[f"train/{layout}/losses"]
     np.testing.assert_allclose(model.tokenizer.discretizer.values, recorded[f"train/{layout}/values"], rtol=1e-12)
-    if torch.backends.mkl.is_available():
+    if torch._C.has_mkl:
         # Dropout takes its random numbers from MKL, which gives others than the machine of the recording. Losses then
         # vary by up to 5 %, and their mean by 0.3 %.
         np.testing.assert_allclose(losses, expected, rtol=0.1)
@@ -70,7 +73,8 @@ def test_plans_equal_the_recorded_ones(run: tuple[str, TrajectoryModel, list[flo
     layout, model, _ = run
     for search, backend in CASES[layout].items():
         assert SEARCHES[search][0] == layout
-        for part, found in plans(model, search, backend=backend).items():
+        planned: Arrays = plans(model, search, backend=backend)
+        for part, found in planned.items():
             expected = recorded[f"plan/{search}/{backend}/{part}"]
             if part == "scores":
                 np.testing.assert_allclose(found, expected, rtol=1e-4, err_msg=search)

@@ -237,7 +237,7 @@ def test_copies_of_a_good_start_do_not_crowd_out_a_later_reward() -> None:
 def check_decoded_candidates(decoder: Decoder, gpt: GPT, *, seed: int = 0) -> tuple[int, int]:
     """Compare what an objective sees in a search with the tokens decoded by a tokenizer.
 
-    Returns how many candidates contained a stop token at the last step, and how many did not.
+    Returns how many candidates of all steps contained a stop token, and how many did not.
     """
     layout, num_bins = gpt.layout, gpt.num_bins
     rng = np.random.default_rng(seed)
@@ -245,10 +245,9 @@ def check_decoded_candidates(decoder: Decoder, gpt: GPT, *, seed: int = 0) -> tu
     tokenizer = Tokenizer(layout, Discretizer((np.zeros(1),) * layout.size, values), TokenConfig(num_bins=num_bins))
     prompt = torch.from_numpy(rng.integers(num_bins, size=(2, layout.length(1) + layout.observation_dim)))
     state = prompt[:, -layout.observation_dim :].numpy()
-    horizons, ended = [], Tensor()
+    horizons, counts = [], [0, 0]
 
     def objective(candidates: Candidates) -> Tensor:
-        nonlocal ended
         envs, count, _ = candidates.tokens.shape
         tokens = candidates.tokens.numpy()
         states = np.broadcast_to(state[:, None], (envs, count, state.shape[1]))
@@ -267,15 +266,17 @@ def check_decoded_candidates(decoder: Decoder, gpt: GPT, *, seed: int = 0) -> tu
             np.testing.assert_array_equal(found.numpy(), expected.astype(np.float32))
         first = tokenizer.discretizer.decode(state, layout.observation)[:, None].repeat(count, axis=1)
         np.testing.assert_array_equal(candidates.states[:, :, 0].numpy(), first.astype(np.float32))
-        ended = candidates.ended.clone()
-        np.testing.assert_array_equal(ended.numpy(), ~alive[:, :, -1, layout.action.stop - 1])
+        ended = candidates.ended.numpy()
+        np.testing.assert_array_equal(ended, ~alive[:, :, -1, layout.action.stop - 1])
+        counts[0] += int(ended.sum())
+        counts[1] += int((~ended).sum())
         return candidates.actions.sum(dim=(2, 3)) - candidates.states.abs().sum(dim=(2, 3))
 
     bins = Bins(layout, torch.from_numpy(values).float())
     config = SearchConfig(beam_width=12, horizon=4, action=Sampler(), observation=Sampler())
     beam_search(decoder, prompt, objective, bins=bins, config=config, noise=Noise(torch.tensor([seed, seed + 1])))
     assert horizons == [1, 2, 3, 4]
-    return int(ended.sum()), int((~ended).sum())
+    return counts[0], counts[1]
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -318,7 +319,7 @@ def test_the_first_action_of_an_episode_has_its_own_sampler() -> None:
             noise=Noise(torch.tensor([0])),
             first_step=first_step,
         )
-        return len(found.tokens[0, :, : layout.action_dim].unique(dim=0))
+        return len({tuple(row) for row in found.tokens[0, :, : layout.action_dim].tolist()})
 
     assert num_actions(config, first_step=True) > 5
     assert num_actions(config, first_step=False) == 1
