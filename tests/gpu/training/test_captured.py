@@ -81,7 +81,7 @@ def test_captured_steps_equal_steps_run_one_by_one(
     mapped: bool,
 ) -> None:
     dataset = with_maps(tiny_dataset) if mapped else tiny_dataset
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: bf16)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: bf16)
     if not compiled:
         monkeypatch.setattr(torch, "compile", without_compilation)
     captured, plain = (make_trainer(dataset, replace(SHORT, backend=backend)) for _ in range(2))
@@ -111,7 +111,7 @@ def test_training_does_not_synchronise_with_the_gpu_between_reports(tiny_dataset
 def test_losses_on_a_gpu_follow_those_on_the_cpu(
     tiny_dataset: Dataset, monkeypatch: pytest.MonkeyPatch, backend: Literal["eager", "compiled"]
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: False)
     sizes = replace(MODEL, dropout=0.0)
     found = losses_of(make_trainer(tiny_dataset, replace(SHORT, backend=backend), sizes=sizes))
     expected = losses_of(make_trainer(tiny_dataset, replace(SHORT, backend="eager"), CPU, sizes=sizes))

@@ -170,9 +170,9 @@ def test_sizes_that_the_kernels_do_not_support_are_refused(
 
 def test_the_kernels_need_bfloat16(tiny_dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     model = TrajectoryModel.create(tiny_dataset, TokenConfig(num_bins=4), MODEL, seed=0)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: False)
     assert why_not_fused_training(model) == "it needs a GPU with bfloat16"
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
     assert why_not_fused_training(model) is None
 
 
