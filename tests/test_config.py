@@ -43,6 +43,7 @@ Config = TokenConfig | ModelConfig | TrainConfig | Sampler | SearchConfig
         (ModelConfig, {"dropout": -0.1}, r"model.dropout must lie in \[0, 1\), got -0.1"),
         (TrainConfig, {"batch_size": 0}, "train.batch_size must be at least 1, got 0"),
         (TrainConfig, {"epochs": 0.0}, "train.epochs must be above 0, got 0.0"),
+        (TrainConfig, {"epochs": 2.0, "steps": 9}, "train.epochs and train.steps exclude each other.*, got 2.0 and 9"),
         (TrainConfig, {"steps": 0}, "train.steps must be at least 1, got 0"),
         (TrainConfig, {"learning_rate": 0.0}, "train.learning_rate must be above 0, got 0.0"),
         (TrainConfig, {"learning_rate": float("nan")}, "train.learning_rate must be above 0, got nan"),

@@ -25,7 +25,7 @@ from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.search.beam import likelihood_search
 from trajectory_transformer.search.cached import CachedDecoder
 from trajectory_transformer.search.decoder import Decoder, NaiveDecoder
-from trajectory_transformer.search.sampling import expected_value, keep_nucleus
+from trajectory_transformer.search.sampling import keep_nucleus, predicted_value
 from trajectory_transformer.tokens.layout import TokenLayout
 from trajectory_transformer.tokens.tokenizer import CONVENTIONS, Tokenizer, slot_values
 from trajectory_transformer.tokens.windows import Batch, gather_windows, loss_weights, tokenize
@@ -167,7 +167,7 @@ def test_beam_search_finds_the_same_candidates(golden: Golden, make_decoder: Cal
 def test_expected_reward_and_value_equal(golden: Golden, name: str) -> None:
     slot = golden.tokenizer.layout.reward if name == "reward" else golden.tokenizer.layout.value
     logits = golden.gpt(golden.tensor("X"))[:, slot - 1]  # the position before a slot predicts it
-    expected = expected_value(logits.double(), torch.from_numpy(golden.tokenizer.discretizer.values[slot]))
+    expected = predicted_value(logits.double(), torch.from_numpy(golden.tokenizer.discretizer.values[slot]))
     np.testing.assert_allclose(expected.numpy(), golden.arrays[f"expected_{name}"], rtol=0, atol=3e-5)
 
 

@@ -280,6 +280,23 @@ def test_a_value_that_includes_its_reward_replaces_the_last_reward() -> None:
     assert objective(two_candidates())[0].tolist() == pytest.approx([5 + 0.5, 1.0])
 
 
+def test_the_percentile_reaches_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    percentiles: list[float | None] = []
+
+    def watched(*args: Any, percentile: float | None, **others: Any) -> Plan:
+        percentiles.append(percentile)
+        return beam_search(*args, percentile=percentile, **others)
+
+    monkeypatch.setattr(planner_module, "beam_search", watched)
+    model, search = make_model(rewards=True, goal=False), SearchConfig(beam_width=2, horizon=1)
+    for percentile in (None, 0.3):
+        Planner(model, percentile=percentile, search=search).act([0.0, 0.0])
+    assert percentiles == [None, 0.3]
+    for wrong in (0.0, 1.0):
+        with pytest.raises(ValueError, match=rf"the percentile must lie in \(0, 1\), got {wrong}"):
+            Planner(model, percentile=wrong)
+
+
 def test_a_custom_objective_decides_the_plan() -> None:
     # Rank by the action itself, in real units: the planner takes the largest or the smallest of all actions.
     model = make_model(rewards=False, goal=False)

@@ -1,21 +1,111 @@
-"""Rollouts to numbers: returns, success, normalised scores, and what the environment reports of a success."""
+"""Play episodes with a planner or any other policy, and report return, success rate and normalised score."""
 
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from trajectory_transformer.config import SearchConfig, require
 from trajectory_transformer.data.episode import Episode
-from trajectory_transformer.data.scores import References, normalized_score
+from trajectory_transformer.data.scores import References, normalized_score, references_of
+from trajectory_transformer.data.spaces import action_leaf
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.planner import Planner
 from trajectory_transformer.results import summarize
+from trajectory_transformer.rollout import Policy, make_envs, map_shape, rollout, space_dims
+
+FIRST_SEED = 1_000_000
+"""Episode i of an evaluation is reset with this seed + i by default; data is collected with other seeds."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Episodes that were played, and what they amount to."""
+
+    env: str
+    env_options: Mapping[str, Any]
+    episodes: tuple[Episode, ...]
+    metrics: dict[str, float]  # a mean `x` comes with `x_stderr` and `x_n`
+    seconds: float
+
+
+def evaluate(
+    planner: Planner | Policy,
+    env: str | None = None,
+    *,
+    episodes: int = 100,
+    num_envs: int = 50,
+    seed: int = FIRST_SEED,
+    env_options: Mapping[str, Any] | None = None,
+    on_episode: Callable[[Episode], None] | None = None,
+) -> Evaluation:
+    """Play episodes in an environment.
+
+    Args:
+        planner: a planner, or a policy that acts in several environments at once.
+        env: Gymnasium id; None: the environment that the planner's dataset came from.
+        episodes: episodes to play.
+        num_envs: environments that are played at the same time.
+        seed: episode i is reset with seed + i.
+        env_options: arguments of the environment's constructor; None: those of the dataset, in its environment.
+        on_episode: called with every episode that ends.
+    """
+    require(episodes >= 1, "the number of episodes must be at least 1", episodes)
+    require(num_envs >= 1, "the number of environments must be at least 1", num_envs)
+    require(seed >= 0, "the seed must not be negative", seed)
+    model = planner.model if isinstance(planner, Planner) else None
+    env_id, options = environment_of(model, env, env_options)
+    policy = planner.policy() if isinstance(planner, Planner) else planner
+    started = time.perf_counter()
+    envs = make_envs(env_id, min(num_envs, episodes), options)
+    try:
+        if isinstance(planner, Planner):
+            check_fit(planner.model, env_id, space_dims(envs), map_shape(envs))
+            if any(action_leaf(envs.single_action_space).categories):
+                _refuse_medians(planner.search, env_id)
+        played = rollout(envs, policy, num_episodes=episodes, seed=seed, on_episode=on_episode)
+    finally:
+        envs.close()
+    metrics = episode_metrics(played, references_of(env_id, None if model is None else model.metadata))
+    metrics |= latency_metrics(getattr(policy, "plan_seconds", []))
+    return Evaluation(env_id, options, tuple(played), metrics, time.perf_counter() - started)
+
+
+def environment_of(
+    model: TrajectoryModel | None, env: str | None, env_options: Mapping[str, Any] | None
+) -> tuple[str, dict[str, Any]]:
+    """Id and constructor arguments of the environment to play in; the model's metadata fills in what is not given."""
+    metadata = {} if model is None else model.metadata
+    env_id = env or metadata.get("env")
+    if not isinstance(env_id, str):
+        raise ValueError("the dataset of this model names no environment: give one (--env)")
+    if env_options is not None:
+        return env_id, dict(env_options)
+    same = env_id == metadata.get("env")
+    options = json.loads(str(metadata.get("env_options", "{}"))) if same else {}
+    if not isinstance(options, dict):
+        raise ValueError(f"env_options in the metadata of this model must be a mapping, got {options!r}")
+    return env_id, options
+
+
+def _refuse_medians(config: SearchConfig, env_id: str) -> None:
+    """Categories have no order, so they have no median."""
+    actions = f"the actions of {env_id} are categories"
+    if config.imitate == "median":
+        raise ValueError(f"search.imitate median is for continuous actions, {actions}: use mode")
+    if config.action.middle is not None:
+        raise ValueError(f"search.action.middle is for continuous actions, {actions}: leave it at null")
 
 
 def episode_metrics(episodes: Sequence[Episode], references: References | None = None) -> dict[str, float]:
     """Means over episodes with standard errors, counts and, for returns and scores, 95 % bootstrap intervals.
 
-    Where the environment reports `success`, its other reports (a path's length, say) are averaged over successes: of
-    an episode that failed they say nothing. Where it does not, they are the state of a simulator at its last step (a
-    hopper's height), which is no outcome, and are left out.
+    If the environment reports `success`, its other reports (such as a path length) are averaged over the successful
+    episodes. If it does not, they are the state of a simulator at the last step (such as a hopper's height), not an
+    outcome, and are left out.
     """
     returns = [episode.total_reward for episode in episodes]
     metrics = summarize("return", returns) | bootstrap_interval("return", returns)
@@ -34,7 +124,7 @@ def episode_metrics(episodes: Sequence[Episode], references: References | None =
 
 
 def bootstrap_interval(name: str, values: Sequence[float], *, resamples: int = 2000, seed: int = 0) -> dict[str, float]:
-    """Where the mean lies in 95 of 100 resamples of the values: `name_low` and `name_high`."""
+    """95 % bootstrap interval of the mean: `name_low` and `name_high`."""
     data = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
     means = data[rng.integers(len(data), size=(resamples, len(data)))].mean(axis=1)
@@ -43,7 +133,7 @@ def bootstrap_interval(name: str, values: Sequence[float], *, resamples: int = 2
 
 
 def rate_interval(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Wilson's 95 % interval of a share of successes, which stays honest near 0 and 1: `name_low` and `name_high`."""
+    """Wilson 95 % interval of a success rate, which is valid near 0 and 1 too: `name_low` and `name_high`."""
     count, share, z = len(values), float(np.mean(values)), 1.959964
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z * float(np.sqrt(share * (1 - share) / count + z * z / (4 * count * count))) / (1 + z * z / count)
@@ -51,7 +141,7 @@ def rate_interval(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def latency_metrics(plan_seconds: Sequence[float]) -> dict[str, float]:
-    """Percentiles of the time a plan took, in milliseconds; a plan may serve many environments at once."""
+    """Percentiles of the planning time in milliseconds; one plan may serve many environments at once."""
     if not plan_seconds:
         return {}
     p50, p90, p99 = np.quantile(np.asarray(plan_seconds) * 1000.0, [0.5, 0.9, 0.99])
@@ -59,7 +149,7 @@ def latency_metrics(plan_seconds: Sequence[float]) -> dict[str, float]:
 
 
 def check_fit(model: TrajectoryModel, env_id: str, dims: tuple[int, int, int], map_shape: tuple[int, ...] = ()) -> None:
-    """Refuse an environment whose observation, goal, action and map sizes are not the model's."""
+    """Refuse an environment whose observation, goal, action or map sizes differ from the model's."""
     layout = model.layout
     wanted = (layout.observation_dim, layout.goal_dim, layout.action_dim)
     if (dims[0], dims[2]) != (wanted[0], wanted[2]) or dims[1] < wanted[1]:
@@ -69,7 +159,7 @@ def check_fit(model: TrajectoryModel, env_id: str, dims: tuple[int, int, int], m
         )
     if layout.map_shape and map_shape != layout.map_shape:
         raise ValueError(
-            f"environment {env_id!r} does not fit the model: it shows "
+            f"environment {env_id!r} does not fit the model: it has "
             f"{f'a map of shape {map_shape}' if map_shape else 'no map'}, "
             f"the model was trained on {layout.map_shape}"
         )

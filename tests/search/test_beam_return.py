@@ -303,6 +303,36 @@ def test_a_custom_objective_reaches_its_state() -> None:
     assert float(found.scores[0, 0]) == -(20 + 10)
 
 
+class RiskyTask(ToyTask):
+    """One step: action 0 earns 1, action 1 earns 20 or -1 with equal probability."""
+
+    def __init__(self) -> None:
+        super().__init__([[0, 0]] * 5, [[2, 4]] * 5, [[0, 0]] * 5)
+
+    def _options(self, row: list[int]) -> list[int]:
+        return [0, 4] if len(row) % 4 == 2 and row[-1] == 1 else super()._options(row)
+
+
+def test_a_low_percentile_avoids_a_risky_action() -> None:
+    config = SearchConfig(beam_width=8, expansion=4, horizon=1, action=Sampler())
+
+    def search(percentile: float | None) -> Plan:
+        return beam_search(
+            RiskyTask(),
+            torch.tensor([[0]]),
+            discounted_return(0.5),
+            bins=Bins(TOY, VALUES),
+            config=config,
+            noise=Noise(torch.tensor([0])),
+            percentile=percentile,
+        )
+
+    for percentile, action, score in ((None, 1, 9.5), (0.3, 0, 1.0), (0.7, 1, 20.0)):
+        found = search(percentile)
+        assert int(found.best[0, 0]) == action
+        assert float(found.scores[0, 0]) == pytest.approx(score)
+
+
 def test_the_first_action_of_an_episode_has_its_own_sampler() -> None:
     layout = SHAPES["rewards"]
     gpt = random_gpt(layout, 4, 0)

@@ -13,7 +13,7 @@ from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.search.beam import likelihood_search
 from trajectory_transformer.search.cached import CachedDecoder
 from trajectory_transformer.search.decoder import Decoder, NaiveDecoder, Run, StepwiseDecoder
-from trajectory_transformer.search.sampling import Noise, expected_value
+from trajectory_transformer.search.sampling import Noise, predicted_value
 from trajectory_transformer.tokens.layout import TokenLayout
 
 NUM_BINS = 5
@@ -239,10 +239,10 @@ def test_candidates_hold_likelihood_rewards_value_and_identity_of_their_tokens(n
     over = (found.tokens == 5)[..., [0, 3, 4, 5]].cumsum(dim=-1) > 0  # stop tokens of rewards and values do not count
     assert torch.equal(found.ended, over[..., -1])
     assert found.ended.any() and not found.ended.all()
-    first, second = (expected_value(logits[..., slot, :], values[0]) for slot in (1, 6))
+    first, second = (predicted_value(logits[..., slot, :], values[0]) for slot in (1, 6))
     rewards = torch.stack([first.masked_fill(over[..., 0], 0.0), second.masked_fill(over[..., -1], 0.0)], dim=-1)
     torch.testing.assert_close(found.rewards, rewards)
-    value = expected_value(logits[..., 7, :], values[1]).masked_fill(over[..., -1], 0.0)
+    value = predicted_value(logits[..., 7, :], values[1]).masked_fill(over[..., -1], 0.0)
     torch.testing.assert_close(found.value, value)
     states_and_actions = found.tokens[..., [0, 3, 4, 5]].flatten(0, 1).tolist()
     equal = [[one == other for other in states_and_actions] for one in states_and_actions]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trajectory_transformer.config import Sampler
-from trajectory_transformer.search.sampling import Noise, draw, expected_value, keep_middle, keep_nucleus, keep_top
+from trajectory_transformer.search.sampling import Noise, draw, keep_middle, keep_nucleus, keep_top, predicted_value
 
 
 def logits_of(*probabilities: float) -> torch.Tensor:
@@ -78,11 +78,11 @@ def test_the_nucleus_is_computed_row_by_row() -> None:
 def test_an_expectation_counts_the_stop_token_as_zero() -> None:
     logits = torch.stack([logits_of(0.2, 0.3, 0.5), logits_of(0.9, 0.1, 1e-300)])
     values = torch.tensor([10.0, -20.0], dtype=torch.float64)
-    torch.testing.assert_close(expected_value(logits, values), torch.tensor([-4.0, 7.0], dtype=torch.float64))
+    torch.testing.assert_close(predicted_value(logits, values), torch.tensor([-4.0, 7.0], dtype=torch.float64))
 
 
 def test_an_expectation_keeps_leading_dimensions() -> None:
-    assert expected_value(torch.zeros(2, 3, 5), torch.ones(4)).tolist() == [[pytest.approx(0.8)] * 3] * 2
+    assert predicted_value(torch.zeros(2, 3, 5), torch.ones(4)).tolist() == [[pytest.approx(0.8)] * 3] * 2
 
 
 def test_top_k_keeps_the_most_likely() -> None:
@@ -125,3 +125,13 @@ def test_the_middle_replaces_top_k_and_nucleus() -> None:
     everything = draw(Sampler(top_k=1, nucleus=0.1, middle=1.0), logits, noise)
     assert torch.equal(everything, draw(Sampler(), logits, noise))
     assert set(everything.tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_a_percentile_counts_the_stop_token_as_zero() -> None:
+    logits = torch.tensor([0.4, 0.3, 0.1, 0.2]).log()
+    values = torch.tensor([-5.0, 1.0, 7.0])
+    # In order: -5 (0.4), 0 for the stop token (0.2), 1 (0.3), 7 (0.1).
+    found = [float(predicted_value(logits, values, percentile)) for percentile in (0.3, 0.5, 0.8, 0.95)]
+    assert found == [-5.0, 0.0, 1.0, 7.0]
+    rows = torch.stack([logits, logits.flip(0)])[None]
+    assert predicted_value(rows, values, 0.5).tolist() == [[0.0, 0.0]]

@@ -1,4 +1,4 @@
-"""The command `tt`: what a user types, read into typed settings, run, and answered in words."""
+"""The command `tt`: parses what a user types, and calls the Python API."""
 
 import sys
 from collections.abc import Sequence
@@ -30,13 +30,13 @@ COMMANDS: dict[str, type[Command]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0 on success, 2 for input that cannot be used, 130 when stopped by hand."""
+    """Run one command. Returns 0 on success, 2 for invalid input, 130 when the user stopped it."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     group = words[0] if words and any(command.startswith(f"{words[0]} ") for command in COMMANDS) else ""
-    asked = words[1:] if group else words
-    if not asked or asked[0] in ("-h", "--help"):
+    rest = words[1:] if group else words
+    if not rest or rest[0] in ("-h", "--help"):
         print(_overview(group))
-        return 0 if asked else 2
+        return 0 if rest else 2
     name = " ".join(words[:2]) if group else words[0]
     if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, n=1)
@@ -55,10 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overview(group: str) -> str:
-    """Every command of a group, or of all where it is empty, with its first line."""
+    """All commands of a group (or all commands) with the first line of their help."""
     shown = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
     width = max(map(len, shown)) + 2
     lines = [f"  {name:{width}}{(command.__doc__ or '').splitlines()[0]}" for name, command in shown.items()]
     intro = ["Turn recorded trajectories into a controller.", "", "usage: tt COMMAND [flags]", ""]
-    outro = ["", "tt COMMAND --help lists the flags of a command; --config FILE.yaml sets any of them."]
+    outro = ["", "tt COMMAND --help lists the flags of a command. --config FILE.yaml can set any of them."]
     return "\n".join([*intro, *lines, *outro])

@@ -1,8 +1,6 @@
-"""`tt collect`: run policies in an environment and keep what happened."""
+"""`tt collect`: run policies in an environment and write their episodes."""
 
-import json
 import os
-import shlex
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 from trajectory_transformer.actors import parse_actor
 from trajectory_transformer.cli.console import console, metrics_table, progress_bar
 from trajectory_transformer.cli.data import claim_dataset
+from trajectory_transformer.cli.parser import command_line
 from trajectory_transformer.collect import CollectedEpisode, WorkerPool, collected_dataset, play_parts, split_by_share
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset
@@ -32,31 +31,31 @@ class Collect:
     positional: ClassVar[dict[str, str]] = {}
 
     out: str | None = None
-    """The dataset to write, by its form: a file (.npz, .hdf5, ...) or a Minari id; must not exist.
-    null: data/collected.npz, or tt/NAME-v0 for a recipe."""
+    """Dataset to write: a file (.npz, .hdf5, .parquet, .csv) or a Minari id; must not exist. null: data/collected.npz,
+    or tt/NAME-v0 for a recipe."""
     recipe: str | None = None
     """Name (such as hopper-medium) or path of a recipe, which sets the environment, the policies and the steps."""
     policies: Path | None = None
-    """Folder with the actor files that policies are named after."""
+    """Folder in which actor files are searched too."""
     env: str = FOUR_ROOMS_ID
     """Gymnasium id of the environment."""
     env_options: dict[str, Any] = field(default_factory=dict)
-    """Arguments for the environment's constructor."""
+    """Arguments of the environment's constructor."""
     policy: str | list[str] = "demonstrator"
-    """Who acts: random, demonstrator (four rooms), expert (MiniGrid), FILE.safetensors, a Stable-Baselines3 FILE.zip or
-    module:function, each with options after it: 'FILE sto sigma=0.1 eps=0.05 share=0.5'; several as a list."""
+    """What acts: random, demonstrator (four rooms), expert (MiniGrid), FILE.safetensors, a Stable-Baselines3 FILE.zip
+    or module:function, with options after it: 'FILE sto sigma=0.1 eps=0.05 share=0.5'; several as a list."""
     noise: float = 0.1
-    """Spread of the demonstrator's noise, in units of the longest step."""
+    """Standard deviation of the demonstrator's noise, in units of the longest step."""
     wander: float = 0.25
-    """Share of the demonstrator's steps that are random."""
+    """Share of random steps of the demonstrator."""
     episodes: int = 1000
     """Episodes to collect."""
     steps: int | None = None
     """Steps to collect instead; the last episode of each policy is cut to fit."""
     workers: int | None = None
-    """Processes that play, each its own episodes; null: one for each core. The result does not depend on it."""
+    """Processes; null: one per core. The dataset does not depend on it."""
     seed: int = 0
-    """Of all randomness: episode i of a policy is a function of seed, policy and i."""
+    """Seed of all random numbers: episode i of a policy is a function of seed, policy and i."""
     result: Path | None = None
     """Also write returns and speed as a result file."""
 
@@ -120,18 +119,10 @@ class Collect:
 
     def _write_result(self, plan: Recipe, out: str, seconds: float, metrics: dict[str, float]) -> None:
         assert self.result is not None
-        if self.recipe is not None:
-            words = f"tt collect --recipe {self.recipe} --policies {self.policies}"
-        else:
-            size = f"--episodes {self.episodes}" if self.steps is None else f"--steps {self.steps}"
-            policy = self.policy if isinstance(self.policy, str) else json.dumps(self.policy)
-            words = f"tt collect --env {plan.env} --policy {shlex.quote(policy)} {size}"
-        if self.env_options:
-            words += f" --env_options {shlex.quote(json.dumps(self.env_options))}"
         write_result(
             self.result,
             name=f"collect {plan.name}",
-            command=f"{words} --seed {self.seed} --out {out}",
+            command=command_line("collect", self, leave_out=("workers", "result"), out=out),
             device=torch.device("cpu"),
             seeds=[self.seed],
             seconds=seconds,

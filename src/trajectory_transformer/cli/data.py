@@ -1,4 +1,4 @@
-"""`tt data`: look at a dataset before training on it, and write it in another format."""
+"""`tt data`: inspect a dataset before training, or convert it to another format."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -16,17 +16,22 @@ from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.data.sources import Columns, is_minari_id, save_dataset
 from trajectory_transformer.data.sources.columns import ColumnNames, read_columns
-from trajectory_transformer.report.dataset import DimensionSummary, dataset_figure, dimensions, discount_advice
+from trajectory_transformer.report.dataset import (
+    DimensionSummary,
+    dataset_figure,
+    discount_advice,
+    summarize_dimensions,
+)
 
-SOURCES = "A file (.npz, .hdf5, .parquet, .csv) or a Minari id."
+SOURCES = "A file (.npz, .hdf5, .parquet, .csv), a Minari id, or a benchmark task such as hopper-medium."
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFlags(ColumnNames):
-    """Which column of a CSV or Parquet table holds what; all null: as the YAML file beside the table says."""
+    """Which column of a CSV or Parquet table holds what; all null: see the YAML file beside the table."""
 
     def read(self, mapping: Path | None) -> Columns | None:
-        """The columns of a mapping file, with what flags say put over them; None where nothing was said."""
+        """Columns of a mapping file, overridden by flags; None if neither is given."""
         given = {name: value for name, value in vars(self).items() if value}
         if mapping is None:
             return Columns(**given) if given else None
@@ -34,24 +39,24 @@ class ColumnFlags(ColumnNames):
 
 
 def load_dataset(name: str | None, columns: Columns | None = None) -> Dataset:
-    """A dataset by the name a user gave."""
+    """Load a dataset by the name that the user gave."""
     if name is None:
-        raise ValueError("name the dataset file to read, for example: data/collected.npz")
+        raise ValueError("name the dataset to read, for example: data/collected.npz")
     return sources.load_dataset(name, columns)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """Print what a dataset holds: episodes, returns, every dimension, and what its tokens would look like."""
+    """Describe a dataset: episodes, returns, every dimension, and its tokens."""
 
     positional: ClassVar[dict[str, str]] = {"dataset": SOURCES}
 
     dataset: str | None = None
-    """A file (.npz, .hdf5, .parquet, .csv) or a Minari id."""
+    """A file (.npz, .hdf5, .parquet, .csv), a Minari id, or a benchmark task such as hopper-medium."""
     plot: Path | None = None
-    """Also draw histograms of returns, lengths and dimensions into this picture."""
+    """Also write histograms of returns, lengths and dimensions to this picture."""
     mapping: Path | None = None
-    """YAML file that says which column of a table holds what; null: the one beside the table."""
+    """YAML file that maps the columns of a table; null: the one beside the table."""
     columns: ColumnFlags = field(default_factory=ColumnFlags)
     tokens: TokenConfig = field(default_factory=TokenConfig)
 
@@ -61,8 +66,8 @@ class Show:
         lengths = np.array([len(episode) for episode in dataset])
         ended = np.mean([episode.terminated for episode in dataset])
         console.print(f"{self.dataset}: {len(dataset)} episodes, {dataset.num_steps} steps")
-        console.print(f"  steps an episode: {lengths.min()} to {lengths.max()}, mean {lengths.mean():.1f}")
-        console.print(f"  ended by the task: {100 * ended:.1f} %, by the recording: {100 * (1 - ended):.1f} %")
+        console.print(f"  steps per episode: {lengths.min()} to {lengths.max()}, mean {lengths.mean():.1f}")
+        console.print(f"  terminated: {100 * ended:.1f} %, truncated: {100 * (1 - ended):.1f} %")
         if dataset.has_rewards:
             console.print(_returns(dataset))
             advice = discount_advice(dataset, self.tokens)
@@ -73,17 +78,17 @@ class Show:
         if dataset.map_shape:
             maps = [episode.map for episode in dataset if episode.map is not None]
             distinct = len({map.tobytes() for map in maps})
-            console.print(f"  map of an episode: {maps[0].dtype} {dataset.map_shape}, {distinct} different")
-        console.print("  no NaNs: every value is a finite number")
+            console.print(f"  map of each episode: {maps[0].dtype} {dataset.map_shape}, {distinct} different")
+        console.print("  all values are finite")
         for key, value in dataset.metadata.items():
             console.print(f"  {key}: {value}", markup=False)
         tokens = replace(self.tokens, rewards=self.tokens.rewards and dataset.has_rewards)
-        rows = tuple(dimensions(dataset, tokens))
+        rows = tuple(summarize_dimensions(dataset, tokens))
         console.print(_table(rows, tokens))
-        if any(each.cut_off for each in rows):
+        if any(each.clipped for each in rows):
             console.print(
-                "  many actions are at limits; where noise was cut off there, limits are likelier than they are meant: "
-                "try --search.action_middle 0.4 to plan for return, --search.imitate median to imitate"
+                "  many actions are at their limits: if noise was clipped there, limits are more likely than intended. "
+                "Try --search.action.middle 0.4 to plan for return, --search.imitate median to imitate"
             )
         if self.plot is not None:
             self.plot.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +97,7 @@ class Show:
 
 
 def _returns(dataset: Dataset) -> str:
-    """The distribution of returns in one line, on the benchmark's scale too where it has one."""
+    """Distribution of returns in one line, with the normalised score if the environment has one."""
     returns = np.array([episode.total_reward for episode in dataset])
     quarters = ", ".join(f"{value:.4g}" for value in np.quantile(returns, [0.25, 0.5, 0.75]))
     text = f"  return: {returns.min():.4g} to {returns.max():.4g}, mean {returns.mean():.4g}, quartiles {quarters}"
@@ -103,12 +108,12 @@ def _returns(dataset: Dataset) -> str:
 
 
 def _table(rows: Iterable[DimensionSummary], tokens: TokenConfig) -> Table:
-    """One row a dimension."""
+    """One row per dimension."""
     title = f"as {tokens.discretizer} tokens of {tokens.num_bins} bins"
-    title += "; bins: how many of them are used, top: share of the most common one"
+    title += "; bins: number of bins used, top: share of the most common bin"
     columns = ("dimension", "min", "mean", "max", "distinct", "bins", "top", "")
     table = Table(*columns, caption=title, box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in table.columns[:-1]:  # a note may take several lines, a number may not be cut
+    for column in table.columns[:-1]:  # notes may wrap, numbers may not
         column.no_wrap = True
     for each in rows:
         numbers = [f"{value:.3g}" for value in (each.low, each.mean, each.high)]
@@ -118,22 +123,22 @@ def _table(rows: Iterable[DimensionSummary], tokens: TokenConfig) -> Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Write a dataset in another format: Minari, .npz, .hdf5, .parquet or .csv."""
+    """Convert a dataset to another format: Minari, .npz, .hdf5, .parquet or .csv."""
 
     positional: ClassVar[dict[str, str]] = {"dataset": SOURCES}
 
     dataset: str | None = None
-    """A file (.npz, .hdf5, .parquet, .csv) or a Minari id."""
+    """A file (.npz, .hdf5, .parquet, .csv), a Minari id, or a benchmark task such as hopper-medium."""
     out: str | None = None
-    """What to write, by its form: a file (.npz, .hdf5, .parquet, .csv) or a Minari id such as hopper/mine-v0."""
+    """Dataset to write: a file (.npz, .hdf5, .parquet, .csv) or a Minari id such as hopper/mine-v0."""
     mapping: Path | None = None
-    """YAML file that says which column of a table holds what; null: the one beside the table."""
+    """YAML file that maps the columns of a table; null: the one beside the table."""
     columns: ColumnFlags = field(default_factory=ColumnFlags)
 
     def execute(self) -> None:
         """Read and write."""
         if self.out is None:
-            raise ValueError("say what to write with --out: a file such as data/x.parquet, or a Minari id")
+            raise ValueError("name the dataset to write with --out: a file such as data/x.parquet, or a Minari id")
         claim_dataset(self.out)
         dataset = load_dataset(self.dataset, self.columns.read(self.mapping))
         save_dataset(dataset, self.out)
@@ -141,6 +146,6 @@ class Convert:
 
 
 def claim_dataset(out: str) -> None:
-    """Refuse to write a dataset where one is; a Minari id is claimed by Minari itself."""
+    """Refuse to overwrite a dataset; Minari checks its own ids."""
     if not is_minari_id(out) or Path(out).suffix:
         claim(Path(out))

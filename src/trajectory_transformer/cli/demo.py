@@ -1,4 +1,4 @@
-"""`tt demo`: from nothing to goals reached; only the other commands, in a row."""
+"""`tt demo`: collect, train, evaluate and report in one command."""
 
 import time
 from dataclasses import dataclass, replace
@@ -8,20 +8,21 @@ from typing import ClassVar, Literal
 from trajectory_transformer.cli.collect import Collect
 from trajectory_transformer.cli.console import claim, console
 from trajectory_transformer.cli.evaluate import Evaluate
-from trajectory_transformer.cli.train import METRICS, Train
+from trajectory_transformer.cli.train import Train
 from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig, TrainConfig
 from trajectory_transformer.envs import FOUR_ROOMS_ID, MULTI_ROOM_ID
 from trajectory_transformer.report.page import write_report
 from trajectory_transformer.report.plots import loss_figure, routes_figure
+from trajectory_transformer.runs import METRICS
 
 TaskName = Literal["four-rooms", "minigrid"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a demonstration shows, and the settings that it takes."""
+    """What a demo shows, and its settings."""
 
-    place: str  # where goals are reached, in words
+    place: str  # for titles
     env: str
     policy: str | list[str]
     demonstrations: int
@@ -45,9 +46,9 @@ TASKS: dict[TaskName, Task] = {
         train=TrainConfig(steps=3000, batch_size=128, learning_rate=2e-3),
         search=SearchConfig(beam_width=8, horizon=3, context=0),
     ),
-    # Every episode has a map of its own, so there is more to learn: minutes on a GPU, more than a day without.
+    # Every episode has its own map, so there is more to learn: minutes on a GPU, more than a day without one.
     "minigrid": Task(
-        place="on maps never seen",
+        place="on held-out maps",
         env=MULTI_ROOM_ID,
         policy=["expert", "expert eps=0.2", "random share=0.1"],
         demonstrations=60_000,
@@ -63,24 +64,24 @@ TASKS: dict[TaskName, Task] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Collect demonstrations, train, and reach goals: the whole way, in four rooms in minutes."""
+    """Collect demonstrations, train a model, and plan to goals; four rooms take a few minutes."""
 
     positional: ClassVar[dict[str, str]] = {}
 
     task: TaskName = "four-rooms"
-    """Four rooms, or rooms with a new map every episode (needs the minigrid extra, and takes minutes on a GPU only)."""
+    """four-rooms, or minigrid: rooms with a new map in every episode (needs the minigrid extra and a GPU)."""
     out: Path = Path("runs/demo")
-    """The run folder to write; must not exist."""
+    """Run folder to write; must not exist."""
     overwrite: bool = False
     """Remove that folder first if it exists."""
     demonstrations: int | None = None
-    """Episodes to learn from; null: 4000 in four rooms, 60000 in MiniGrid."""
+    """Episodes to train on; null: 4000 in four rooms, 60000 in MiniGrid."""
     steps: int | None = None
     """Training steps; null: 3000 in four rooms, 16000 in MiniGrid."""
     goals: int | None = None
-    """Start-goal pairs to plan for, none of them in the data; null: 100 in four rooms, 500 in MiniGrid."""
+    """Held-out pairs of start and goal to plan for; null: 100 in four rooms, 500 in MiniGrid."""
     seed: int = 0
-    """Of demonstrations, weights and batches."""
+    """Seed of demonstrations, weights and batches."""
 
     def execute(self) -> None:
         """Run the commands one after the other."""
@@ -91,7 +92,7 @@ class Demo:
         dataset = self.out.with_name(self.out.name + "-demonstrations.npz")
         claim(dataset, overwrite=self.overwrite)
 
-        console.rule("1. demonstrations of an agent that reaches random goals, with noise")
+        console.rule("1. collect noisy demonstrations of an agent that reaches random goals")
         demonstrations = Collect(
             out=str(dataset),
             env=task.env,
@@ -99,16 +100,17 @@ class Demo:
             episodes=task.demonstrations if self.demonstrations is None else self.demonstrations,
             seed=self.seed,
         ).execute()
-        console.rule("2. training: the goal, then states and actions, token by token")
+        console.rule("2. train on the goal, states and actions, token by token")
         steps = task.train.steps if self.steps is None else self.steps
         Train(
             dataset=str(dataset),
             out=self.out,
             tokens=task.tokens,
             model=task.model,
-            train=replace(task.train, steps=steps, seed=self.seed),
+            train=replace(task.train, steps=steps),
+            seed=self.seed,
         ).execute()
-        console.rule(f"3. planning for {goals} random starts and goals that are not in the data")
+        console.rule(f"3. plan for {goals} held-out starts and goals")
         routes = Evaluate(run=str(self.out), episodes=goals, num_envs=task.num_envs, search=task.search).execute()
 
         console.rule("4. report")

@@ -1,157 +1,131 @@
-"""`tt evaluate`: let a trained model plan in its environment and measure how it does."""
+"""`tt evaluate`: play episodes with a trained model."""
 
 import json
-import shlex
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from trajectory_transformer.cli.console import claim, console, device_of, metrics_table, progress_bar
-from trajectory_transformer.cli.train import TRAINING
-from trajectory_transformer.config import PresetName, SearchConfig, require
+from trajectory_transformer.cli.console import claim, console, metrics_table, progress_bar
+from trajectory_transformer.cli.parser import command_line
+from trajectory_transformer.config import PresetName, SearchConfig
 from trajectory_transformer.data.episode import Dataset, Episode, save_npz
-from trajectory_transformer.data.scores import references_of
-from trajectory_transformer.data.spaces import action_leaf
-from trajectory_transformer.evaluate import check_fit, episode_metrics, latency_metrics
+from trajectory_transformer.evaluate import FIRST_SEED, environment_of, evaluate
+from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.planner import PlanningPolicy, PlanTrace
+from trajectory_transformer.planner import PlanKind, Planner, PlanTrace
 from trajectory_transformer.report.traces import save_traces
 from trajectory_transformer.report.video import record_video, video_writer
 from trajectory_transformer.results import write_result
-from trajectory_transformer.rollout import make_envs, map_shape, rollout, space_dims
-from trajectory_transformer.search.beam import Objective
-from trajectory_transformer.search.objectives import discounted_return
-
-PlanKind = Literal["return", "imitate", "goal"]
+from trajectory_transformer.runs import TRAINING
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Plan with a trained model in an environment and measure returns, success and what it reports of one."""
+    """Play episodes with a trained model and report return, success rate and normalised score."""
 
-    positional: ClassVar[dict[str, str]] = {"run": "The run folder that `tt train` wrote."}
+    positional: ClassVar[dict[str, str]] = {"run": "Run folder that `tt train` wrote."}
 
     run: str | None = None
-    """The run folder that `tt train` wrote."""
+    """Run folder that `tt train` wrote."""
     env: str | None = None
-    """Gymnasium id; null: the environment the dataset came from."""
+    """Gymnasium id; null: the environment that the dataset came from."""
     env_options: dict[str, Any] | None = None
-    """Arguments for the environment's constructor; null: those that the dataset's was made with, if it is the same."""
+    """Arguments of the environment's constructor; null: those of the dataset, in its own environment."""
     plan: PlanKind | None = None
     """What to plan for; null: a goal if the model has one, else return if it has rewards, else imitation."""
+    discount: float | None = None
+    """Discount of rewards along a plan for return; null: as in training."""
+    percentile: float | None = None
+    """Rank plans for return by this percentile of predicted rewards and values; null: by their means."""
     episodes: int = 100
     """Episodes to play."""
     num_envs: int = 50
-    """Environments planned for at once."""
-    seed: int = 1_000_000
-    """Episode i is reset with seed + i; the default keeps clear of the seeds that data is collected with."""
+    """Environments to play at the same time."""
+    seed: int = FIRST_SEED
+    """Episode i is reset with seed + i. The default is far from the seeds that data is collected with."""
     out: Path | None = None
-    """The result file to write; must not exist. null: evaluation.json in the run folder."""
+    """Result file to write; must not exist. null: evaluation.json in the run folder."""
     trace: Path | None = None
     """Also store every plan (prompts, kept candidates, predicted states) in this .npz file."""
     video: Path | None = None
-    """Also play one more episode, with the first seed, and record it: a .gif, or .mp4 with the video extra."""
+    """Also record one more episode with the first seed: a .gif, or .mp4 with the video extra."""
     preset: PresetName = "default"
-    """Set of defaults for the search; flags override it."""
+    """Defaults of the search settings; flags override them."""
     device: str = "auto"
     """auto, cpu or cuda."""
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def execute(self) -> list[Episode]:
-        """Play and write the result; the episodes go beside it."""
-        require(self.episodes >= 1, "--episodes must be at least 1", self.episodes)
-        require(self.num_envs >= 1, "--num_envs must be at least 1", self.num_envs)
-        require(self.seed >= 0, "--seed must not be negative", self.seed)
+        """Play and write the result; the episodes go to a file beside it."""
         if self.run is None:
             raise ValueError("name the run folder to evaluate, for example: runs/train")
-        device = device_of(self.device)
-        model = TrajectoryModel.load(Path(self.run), device)
-        env_id = self.env or model.metadata.get("env")
-        if not isinstance(env_id, str):
-            raise ValueError("the dataset of this run names no environment: give one with --env")
-        options = self._env_options(model, env_id)
-        kind = self.plan or _default_plan(model)
+        device = find_device(self.device)
+        model = TrajectoryModel.load(self.run, device)
+        env_id, options = environment_of(model, self.env, self.env_options)
         traces: list[PlanTrace] = []
-        policy = PlanningPolicy(
+        planner = Planner(
             model,
-            self.search,
-            objective_of(kind, model, self.search),
+            kind=self.plan,
+            discount=self.discount,
+            percentile=self.percentile,
+            search=self.search,
             seed=self.seed,
             on_plan=traces.append if self.trace else None,
         )
         out = self.out or Path(self.run) / "evaluation.json"
         played = out.with_suffix(".npz")
         if self.video is not None:
-            video_writer(self.video)  # a missing package is found out before anything is played
-        started = time.perf_counter()
-        envs = make_envs(env_id, min(self.num_envs, self.episodes), options)
-        try:
-            check_fit(model, env_id, space_dims(envs), map_shape(envs))
-            if any(action_leaf(envs.single_action_space).categories):
-                _refuse_medians(self.search, env_id)
-            for path in (out, played, self.trace, self.video):
-                if path is not None:
-                    claim(path)
-            with _counting(self.episodes) as count:
-                episodes = rollout(envs, policy, num_episodes=self.episodes, seed=self.seed, on_episode=count)
-        finally:
-            envs.close()
-        seconds = time.perf_counter() - started
-        metrics = episode_metrics(episodes, references_of(env_id, model.metadata)) | latency_metrics(
-            policy.plan_seconds
-        )
+            video_writer(self.video)  # a missing package is reported before anything is played
+        written = [path for path in (out, played, self.trace, self.video) if path is not None]
+        for path in written:
+            claim(path)
+        with _counting(self.episodes) as count:
+            found = evaluate(
+                planner,
+                env_id,
+                episodes=self.episodes,
+                num_envs=self.num_envs,
+                seed=self.seed,
+                env_options=options,
+                on_episode=count,
+            )
         origin = {"env": env_id, **({"env_options": json.dumps(options)} if options else {})}
-        save_npz(Dataset(tuple(episodes), {**origin, "seed": self.seed, "policy": f"planner, {kind}"}), played)
+        save_npz(Dataset(found.episodes, {**origin, "seed": self.seed, "policy": f"planner, {planner.kind}"}), played)
         write_result(
             out,
-            name=f"evaluate {env_id} {kind}",
-            command=self._command(env_id, kind, options),
+            name=f"evaluate {env_id} {planner.kind}",
+            command=command_line(
+                "evaluate",
+                self,
+                leave_out=("out", "trace", "video", "preset", "device", "num_envs"),
+                env=env_id,
+                env_options=options or None,
+                plan=planner.kind,
+            ),
             device=device,
             seeds=[self.seed + index for index in range(self.episodes)],
-            seconds=seconds,
-            metrics=metrics,
+            seconds=found.seconds,
+            metrics=found.metrics,
             details={
-                "settings": {**origin, "plan": kind, "num_envs": self.num_envs, "search": asdict(self.search)},
-                "returns": [episode.total_reward for episode in episodes],
+                "settings": {**origin, "plan": planner.kind, "num_envs": self.num_envs, "search": asdict(self.search)},
+                "returns": [episode.total_reward for episode in found.episodes],
                 **_training(Path(self.run)),
             },
         )
-        written = [out, played]
         if self.trace is not None:
-            save_traces(self.trace, traces, model)
-            written.append(self.trace)
+            save_traces(self.trace, traces, model.tokenizer)
         if self.video is not None:
-            record_video(self.video, env_id, policy, seed=self.seed, env_options=options)
-            written.append(self.video)
-        console.print(
-            metrics_table(f"{env_id}, planning for {kind}, {self.episodes} episodes in {seconds:.0f} s", metrics)
-        )
+            record_video(self.video, env_id, planner.policy(), seed=self.seed, env_options=options)
+        title = f"{env_id}, planning for {planner.kind}, {self.episodes} episodes in {found.seconds:.0f} s"
+        console.print(metrics_table(title, found.metrics))
         console.print(f"wrote {', '.join(map(str, written))}")
-        return episodes
-
-    def _env_options(self, model: TrajectoryModel, env_id: str) -> dict[str, Any]:
-        if self.env_options is not None:
-            return self.env_options
-        same = env_id == model.metadata.get("env")
-        options: dict[str, Any] = json.loads(str(model.metadata.get("env_options", "{}"))) if same else {}
-        if not isinstance(options, dict):
-            raise ValueError(f"env_options in the metadata of this run must be a mapping, got {options!r}")
-        return options
-
-    def _command(self, env_id: str, kind: str, options: dict[str, Any]) -> str:
-        """The words that repeat this evaluation."""
-        words = f"tt evaluate {self.run} --env {env_id}"
-        words += f" --env_options {shlex.quote(json.dumps(options))}" if options else ""
-        words += f" --plan {kind} --episodes {self.episodes} --seed {self.seed}"
-        changed = [(key, value) for key, value in asdict(self.search).items() if value != getattr(SearchConfig(), key)]
-        return words + "".join(f" --search.{key} {'null' if value is None else value}" for key, value in changed)
+        return list(found.episodes)
 
 
 def _training(run: Path) -> dict[str, object]:
-    """How the run was trained: command, device and time, where they were written down."""
+    """How the run was trained: command, device and time, if the run folder says so."""
     path = run / TRAINING
     if not path.is_file():
         return {}
@@ -159,39 +133,9 @@ def _training(run: Path) -> dict[str, object]:
     return {"training": {name: known[name] for name in ("command", "commit", "device", "seconds", "metrics")}}
 
 
-def objective_of(kind: PlanKind, model: TrajectoryModel, config: SearchConfig) -> Objective | None:
-    """What candidates are ranked by; None for the most likely continuation."""
-    if kind == "goal" and not model.layout.goal_dim:
-        raise ValueError("--plan goal needs a model with a goal: train with --tokens.goal_dims")
-    if kind != "return":
-        return None
-    if not model.layout.rewards:
-        raise ValueError("--plan return needs a model with rewards: this run was trained with --tokens.rewards false")
-    discount = model.tokens.discount if config.discount is None else config.discount
-    return discounted_return(discount, value_includes_reward=model.tokens.value_includes_reward)
-
-
-def _refuse_medians(config: SearchConfig, env_id: str) -> None:
-    """Categories have no order, so nothing is in their middle."""
-    usual = SearchConfig()
-    for name in ("imitate", "action_middle"):
-        found, default = getattr(config, name), getattr(usual, name)
-        if found != default:
-            raise ValueError(
-                f"search.{name} {found} is for numbers, the actions of {env_id} are categories: "
-                f"leave it at {default or 'null'}"
-            )
-
-
-def _default_plan(model: TrajectoryModel) -> PlanKind:
-    if model.layout.goal_dim:
-        return "goal"
-    return "return" if model.layout.rewards else "imitate"
-
-
 @contextmanager
 def _counting(episodes: int) -> Iterator[Callable[[Episode], None]]:
-    """A bar that counts finished episodes and shows their mean return."""
+    """A progress bar that counts finished episodes and shows their mean return."""
     with progress_bar("mean") as bar:
         task = bar.add_task("evaluating", total=episodes, mean="")
         returns: list[float] = []

@@ -1,4 +1,4 @@
-"""`tt import`: a model trained by the authors' released code, as a run folder of ours."""
+"""`tt import`: turn a model trained by the authors' code into a run folder."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,30 +10,30 @@ from trajectory_transformer.config import PRESETS, require
 from trajectory_transformer.data.episode import Metadata
 from trajectory_transformer.model.authors import gpt_from_authors, read_state, sizes_of
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.tokens.windows import fit_discretizer, layout_of
+from trajectory_transformer.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """Turn a state_*.pt of the authors' code into a run folder to plan with."""
+    """Convert a state_*.pt file of the authors' code to a run folder that can plan."""
 
-    positional: ClassVar[dict[str, str]] = {"state": "The state_*.pt file to read."}
+    positional: ClassVar[dict[str, str]] = {"state": "state_*.pt file to read."}
 
     state: str | None = None
-    """The state_*.pt file to read."""
+    """state_*.pt file to read."""
     dataset: str | None = None
-    """The dataset it was trained on: the state holds no discretiser, so preset reference fits one again."""
+    """Dataset that the model was trained on; the file holds no discretizer, so it is fitted again."""
     out: Path = Path("runs/import")
-    """The run folder to write; must not exist."""
+    """Run folder to write; must not exist."""
     heads: int = 4
-    """Attention heads of each block; the one size that cannot be read from the file."""
+    """Attention heads per block, the one size that cannot be read from the file."""
 
     def execute(self) -> Path:
         """Convert and write; returns the run folder."""
         if self.state is None:
             raise ValueError("name the file to import, for example: state_49.pt")
         if self.dataset is None:
-            raise ValueError("name the dataset the model was trained on with --dataset: its discretiser is not stored")
+            raise ValueError("name the dataset the model was trained on with --dataset: its discretizer is not stored")
         require(self.heads >= 1, "--heads must be at least 1", self.heads)
         claim(self.out)
         state = read_state(Path(self.state))
@@ -41,15 +41,16 @@ class Import:
         try:
             _, num_bins, _ = sizes_of(state, self.heads)
             tokens = replace(PRESETS["reference"].tokens, num_bins=num_bins)
-            gpt = gpt_from_authors(state, layout_of(dataset, tokens), self.heads)
+            tokenizer = Tokenizer.fit(dataset, tokens)
+            gpt = gpt_from_authors(state, tokenizer.layout, self.heads)
         except ValueError as error:
             raise ValueError(f"{self.state}: {error}") from error
         metadata: Metadata = {**dataset.metadata, "imported": Path(self.state).name}
-        TrajectoryModel(gpt, fit_discretizer(dataset, tokens), tokens, metadata).save(self.out)
+        TrajectoryModel(gpt, tokenizer, metadata).save(self.out)
         config = gpt.config
         console.print(
             f"read {config.num_layers} layers of width {config.width}, {config.window} transitions of "
-            f"{gpt.layout.size} tokens, {num_bins} bins; taken to have {config.num_heads} heads"
+            f"{gpt.layout.size} tokens, {num_bins} bins; assuming {config.num_heads} heads"
         )
         console.print(f"wrote {self.out}; try: tt evaluate {self.out} --preset reference")
         return self.out

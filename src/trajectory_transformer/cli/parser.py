@@ -1,10 +1,13 @@
-"""Commands from typed dataclasses: every field is a flag, its docstring the help, a YAML file may set any of them."""
+"""Commands from typed dataclasses: every field is a flag, its docstring the help. YAML files can set any of them."""
 
+import json
 import re
+import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol
 
 from jsonargparse import ArgumentParser, set_parsing_settings
@@ -13,35 +16,71 @@ from trajectory_transformer.config import PRESETS
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
-# Which part of a preset fills which group of flags.
-_PRESET_GROUPS = {"tokens": "tokens", "model": "model", "train": "train", "search": "plan"}
+_PRESET_GROUPS = ("tokens", "model", "train", "search")
+
+_AUTHORS = "is part of --tokens.authors_conventions (preset reference)"
+_OPTIMIZER = "is part of --train.optimizer"
+_BACKEND = "is part of --train.backend"
+# Flags of versions before 0.1, and what replaces them.
+RENAMED = {
+    "tokens.bin_value": _AUTHORS,
+    "tokens.final_observation": _AUTHORS,
+    "tokens.max_episode_steps": _AUTHORS,
+    "tokens.loss_mask": _AUTHORS,
+    "model.context_channels": "is now --model.map_channels",
+    "train.epoch_size": "was removed: use --train.steps or --train.epochs",
+    "train.final_lr_share": _OPTIMIZER,
+    "train.betas": _OPTIMIZER,
+    "train.weight_decay": _OPTIMIZER,
+    "train.grad_clip": "was removed: gradients are clipped to a norm of 1",
+    "train.log_every": "was removed: metrics come every hundredth of a run, at most every 20 steps",
+    "train.seed": "is now --seed",
+    "train.checkpoint_every": "is now --checkpoint_every",
+    "train.precision": _BACKEND,
+    "train.compile": _BACKEND,
+    "train.graph": _BACKEND,
+    "search.temperature": "is now --search.action.temperature",
+    "search.action_top_k": "is now --search.action.top_k",
+    "search.action_nucleus": "is now --search.action.nucleus",
+    "search.action_middle": "is now --search.action.middle",
+    "search.opening_nucleus": "is now --search.first_action.nucleus",
+    "search.observation_top_k": "is now --search.observation.top_k",
+    "search.observation_nucleus": "is now --search.observation.nucleus",
+    "search.estimate": "was replaced: means are the default, and --percentile takes a percentile",
+    "search.percentile": "is now --percentile",
+    "search.discount": "is now --discount",
+    "search.decoder": "is now --search.backend",
+    "search.precision": "is now --search.backend fused or fused-float32",
+}
 
 
 class Command(Protocol):
-    """A dataclass of settings that can be carried out."""
+    """A dataclass of settings that can be executed."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     positional: ClassVar[dict[str, str]]  # at most one field given by position, and its help
 
     def execute(self) -> object:
-        """Do it."""
+        """Run the command."""
 
 
 class CommandParser(ArgumentParser):
     """Answers a mistake with one sentence and the names that would have been right."""
 
     def error(self, message: str, *_: object, **__: object) -> NoReturn:
-        """Leave with exit code 2."""
+        """Exit with code 2."""
         print(f"{self.prog}: error: {_one_line(message)}{self._hint(message)}", file=sys.stderr)
         sys.exit(2)
 
     def _hint(self, message: str) -> str:
-        """The nearest flags to one that does not exist, or all there are."""
+        """The successor of a flag that was renamed, the flags closest to an unknown one, or all of them."""
         message = re.sub(r"Group '([\w.]+)' does not accept option '", r"does not accept option '\1.", message)
         unknown = re.search(r"(?:[Uu]nrecognized arguments: -*|option '|[Kk]ey ['\"])([\w.-]+)", message)
         names = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         if unknown is None or f"--{unknown.group(1)}" in names:
             return ""
+        if unknown.group(1) in RENAMED:
+            return f"; --{unknown.group(1)} {RENAMED[unknown.group(1)]}"
         near = get_close_matches(f"--{unknown.group(1)}", names, n=3, cutoff=0.7)
         if near:
             return f"; did you mean {' or '.join(near)}?"
@@ -56,19 +95,63 @@ def parse(name: str, command: type[Command], words: Sequence[str]) -> Command:
         parser.add_argument(field, type=str | None, nargs="?", help=text)
     parser.add_class_arguments(command, None, skip=set(command.positional))
     presets = {str(known): preset for known, preset in PRESETS.items()}
-    preset = presets.get(_asked_preset(words) or "")
+    preset = presets.get(_requested_preset(words) or "")
     if preset is not None:
         chosen = asdict(preset)
         groups = {field.name for field in fields(command)} & set(_PRESET_GROUPS)
-        defaults = {f"{group}.{key}": value for group in groups for key, value in chosen[_PRESET_GROUPS[group]].items()}
-        parser.set_defaults(defaults)
+        parser.set_defaults({f"{group}.{key}": value for group in groups for key, value in _flat(chosen[group])})
     settings = parser.instantiate(parser.parse_args(list(words)))
     del settings["config"]
     return command(**vars(settings))
 
 
-def _asked_preset(words: Sequence[str]) -> str | None:
-    """The preset asked for: it changes defaults, so it must be known before anything else is read."""
+def _flat(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Settings with dotted names, groups within groups included."""
+    flat = []
+    for key, value in values.items():
+        flat += [(f"{key}.{name}", each) for name, each in _flat(value)] if isinstance(value, dict) else [(key, value)]
+    return flat
+
+
+def command_line(name: str, command: Command, *, leave_out: Sequence[str] = (), **replaced: object) -> str:
+    """The words that repeat a command: its positional argument, and every flag that is not at its default.
+
+    `leave_out` names fields that do not belong in it, `replaced` gives values that were determined while it ran.
+    """
+    words = ["tt", *name.split()]
+    values = {field.name: getattr(command, field.name) for field in fields(command)} | replaced
+    words += [str(values[field]) for field in command.positional if values[field] is not None]
+    for field in fields(command):
+        if field.name in command.positional or field.name in leave_out:
+            continue
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        words += _changed(field.name, values[field.name], default)
+    return shlex.join(words)
+
+
+def _changed(name: str, value: object, default: object) -> list[str]:
+    """The flags that turn a default into a value."""
+    if is_dataclass(value) and type(value) is type(default):
+        return [
+            word
+            for field in fields(value)
+            for word in _changed(f"{name}.{field.name}", getattr(value, field.name), getattr(default, field.name))
+        ]
+    if value == default:
+        return []
+    if is_dataclass(value) and not isinstance(value, type):
+        set_fields = {key: each for key, each in asdict(value).items() if each is not None}
+        return [word for key, each in set_fields.items() for word in (f"--{name}.{key}", _text(each))]
+    return [f"--{name}", _text(value)]
+
+
+def _text(value: object) -> str:
+    """A value as the command line reads it."""
+    return str(value) if isinstance(value, str | Path) else json.dumps(value)
+
+
+def _requested_preset(words: Sequence[str]) -> str | None:
+    """The preset: it changes defaults, so it must be known before anything else is parsed."""
     for index, word in enumerate(words):
         if word.startswith("--preset="):
             return word.partition("=")[2]
@@ -78,7 +161,7 @@ def _asked_preset(words: Sequence[str]) -> str | None:
 
 
 def _one_line(message: str) -> str:
-    """A complaint of the parser in one line, without its account of how types are tried one after the other."""
+    """A parser error in one line, without its account of how each type of a union was tried."""
     text = " ".join(line.strip() for line in message.splitlines())
     text = re.sub(r'Parser key "([\w.]+)":\s*', r"--\1: ", text)
     text = re.sub(r"Does not validate.*?Errors: - (.*?) Given value type: .*? Given value: (.*)", r"\1, got \2", text)

@@ -1,4 +1,4 @@
-"""`tt predict`: hold the model's forecast of a recorded episode against what happened."""
+"""`tt predict`: compare the model's predictions with a recorded episode."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,9 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from trajectory_transformer.cli.console import claim, console, device_of
+from trajectory_transformer.cli.console import claim, console
 from trajectory_transformer.cli.data import load_dataset
 from trajectory_transformer.config import require
+from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.report.plots import prediction_figure
 from trajectory_transformer.search.predict import predict, recorded
@@ -16,34 +17,34 @@ from trajectory_transformer.search.predict import predict, recorded
 
 @dataclass(frozen=True, kw_only=True)
 class Predict:
-    """Roll a model forward from a recorded state, many times, and plot it against the recording."""
+    """Sample futures of a recorded episode and plot them against what was recorded."""
 
-    positional: ClassVar[dict[str, str]] = {"run": "The run folder that `tt train` wrote."}
+    positional: ClassVar[dict[str, str]] = {"run": "Run folder that `tt train` wrote."}
 
     run: str | None = None
-    """The run folder that `tt train` wrote."""
+    """Run folder that `tt train` wrote."""
     dataset: str | None = None
     """Dataset with the recorded episode."""
     episode: int = 0
-    """Number of the episode."""
+    """Index of the episode."""
     start: int = 0
     """Step to predict from."""
     horizon: int = 50
-    """Steps to predict; cut to what was recorded."""
+    """Steps to predict, at most as many as were recorded."""
     context: int = 4
-    """Recorded transitions before it that the model may see."""
+    """Recorded transitions before that step in the prompt."""
     samples: int = 64
     """Futures to sample."""
     actions: bool = True
-    """Take the recorded actions; false lets the model choose its own."""
+    """Use the recorded actions; false samples actions from the model."""
     dims: tuple[int, ...] = ()
-    """Observation dimensions to plot; empty for the first six."""
+    """Observation dimensions to plot; empty: the first six."""
     temperature: float = 1.0
-    """Sharpens (below 1) or flattens (above 1) the distributions sampled from."""
+    """Sampling temperature: below 1 sharpens the distributions, above 1 flattens them."""
     seed: int = 0
-    """Of the samples."""
+    """Seed of the samples."""
     out: Path = Path("prediction.png")
-    """The picture to write; must not exist."""
+    """Picture to write; must not exist."""
     device: str = "auto"
     """auto, cpu or cuda."""
 
@@ -51,12 +52,12 @@ class Predict:
         """Predict, print the error and write the picture."""
         if self.run is None:
             raise ValueError("name the run folder to predict with, for example: runs/train")
-        model = TrajectoryModel.load(Path(self.run), device_of(self.device))
+        model = TrajectoryModel.load(self.run, find_device(self.device))
         dataset = load_dataset(self.dataset)
         require(0 <= self.episode < len(dataset), f"--episode must lie in [0, {len(dataset)})", self.episode)
         have = (dataset.observation_dim, dataset.action_dim)
         wanted = (model.layout.observation_dim, model.layout.action_dim)
-        require(have == wanted, f"the dataset must have {wanted} observation and action dimensions as the model", have)
+        require(have == wanted, f"the dataset must have the model's {wanted} observation and action dimensions", have)
         dims = self.dims or tuple(range(min(6, dataset.observation_dim)))
         require(max(dims) < dataset.observation_dim, f"--dims must lie below {dataset.observation_dim}", dims)
         episode = dataset.episodes[self.episode]
@@ -81,8 +82,8 @@ class Predict:
         self.out.parent.mkdir(parents=True, exist_ok=True)
         prediction_figure(prediction, episode, start=self.start, dims=dims).savefig(self.out, dpi=150)
         console.print(
-            f"median forecast of episode {self.episode} from step {self.start}: off by {error[0].mean():.3g} standard "
-            f"deviations of the data after 1 step, {error[-1].mean():.3g} after {horizon}"
+            f"median prediction of episode {self.episode} from step {self.start}: error of {error[0].mean():.3g} "
+            f"standard deviations of the data after 1 step, {error[-1].mean():.3g} after {horizon}"
         )
-        console.print(f"futures that see the episode end: {100 * ended:.0f} %")
+        console.print(f"futures that predict the end of the episode: {100 * ended:.0f} %")
         console.print(f"wrote {self.out}")

@@ -1,4 +1,4 @@
-"""Plans stored as they were made, for later viewing."""
+"""Plans stored as they were made, to look at later."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,30 +6,28 @@ from pathlib import Path
 import numpy as np
 
 from trajectory_transformer.files import replacing
-from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import PlanTrace
+from trajectory_transformer.tokens.tokenizer import Tokenizer
 
 
-def save_traces(path: Path, traces: Sequence[PlanTrace], model: TrajectoryModel) -> None:
+def save_traces(path: str | Path, traces: Sequence[PlanTrace], tokenizer: Tokenizer) -> None:
     """Write plans as one `.npz`: P plans of K kept candidates each, best first.
 
-    `env` and `step` [P] say whose plan it was and at which step of the episode, `state` [P, O] where it started,
-    `scores` [P, K] what the candidates were worth, `tokens` [P, K, n] the candidates from the first action on, and
-    `actions` [P, K, H, A] and `states` [P, K, H - 1, O] the same in real units, NaN after a predicted end.
+    `env` and `step` [P] are the environment and the step of the episode, `state` [P, O] is the current state, `scores`
+    [P, K] are the candidates' scores, `tokens` [P, K, n] the candidates from the first action on. `actions`
+    [P, K, H, A] and `states` [P, K, H - 1, O] are the same in real units, NaN after a predicted end.
     """
-    layout, discretizer = model.layout, model.discretizer
     tokens = np.stack([trace.tokens for trace in traces])
-    starts = np.stack([trace.prompt[-layout.observation_dim :] for trace in traces])
-    filler = np.zeros((*tokens.shape[:2], layout.observation_dim), dtype=tokens.dtype)
-    rows = np.concatenate([filler, tokens], axis=-1).reshape(*tokens.shape[:2], -1, layout.size)
+    starts = np.stack([trace.prompt[-tokenizer.layout.observation_dim :] for trace in traces])
+    decoded = tokenizer.decode(np.repeat(starts[:, None], tokens.shape[1], axis=1), tokens)
     arrays = {
         "env": np.array([trace.env for trace in traces]),
         "step": np.array([trace.step for trace in traces]),
-        "state": discretizer.decode(starts, layout.observation),
+        "state": decoded.states[:, 0, 0],
         "scores": np.stack([trace.scores for trace in traces]),
         "tokens": tokens,
-        "actions": discretizer.decode(rows[..., layout.action], layout.action),
-        "states": discretizer.decode(rows[:, :, 1:, layout.observation], layout.observation),
+        "actions": decoded.actions,
+        "states": decoded.states[:, :, 1:],
     }
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)

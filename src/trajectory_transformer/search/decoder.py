@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trajectory_transformer.config import Sampler
 from trajectory_transformer.model.gpt import GPT
-from trajectory_transformer.search.sampling import Gumbel, draw, expected_value
+from trajectory_transformer.search.sampling import Gumbel, draw, predicted_value
 from trajectory_transformer.tokens.layout import TokenLayout
 
 _HASH_STEP = 6364136223846793005  # odd
@@ -44,8 +44,15 @@ class Candidates:
 
     def select(self, parents: Tensor) -> "Candidates":
         """Copies of some candidates: parents [E, K']."""
-        names = ("tokens", "log_prob", "rewards", "value", "ended", "identity")
-        return replace(self, **{name: _pick(getattr(self, name), parents) for name in names})
+        return replace(
+            self,
+            tokens=_pick(self.tokens, parents),
+            log_prob=_pick(self.log_prob, parents),
+            rewards=_pick(self.rewards, parents),
+            value=_pick(self.value, parents),
+            ended=_pick(self.ended, parents),
+            identity=_pick(self.identity, parents),
+        )
 
     @property
     def states(self) -> Tensor:
@@ -66,7 +73,7 @@ class Candidates:
         assert self.prompt is not None and self.bins is not None
         layout, table = self.bins.layout, self.bins.values_and_stop
         state = self.prompt[:, None, -layout.observation_dim :].expand(-1, self.tokens.shape[1], -1)
-        rows = torch.cat([state, self.tokens], dim=2).unflatten(2, (-1, layout.size))  # [E, K, h, D]
+        rows = torch.cat([state, self.tokens], dim=2).view(*state.shape[:2], -1, layout.size)  # [E, K, h, D]
         goes_on = rows < table.shape[1] - 1
         goes_on[..., layout.action.stop :] = True  # stop tokens of rewards and values end nothing, as in `ended`
         goes_on = goes_on.flatten(2).cumprod(dim=2).bool().view_as(rows)
@@ -96,6 +103,7 @@ class Run:
     noise: Gumbel | None  # None takes the most likely tokens
     allow_stop: bool = True  # whether the stop token may be sampled
     values: Tensor | None = None  # [2, V], bin values of reward and value: set for the run that predicts them
+    percentile: float | None = None  # of the predicted reward and value; None for their means
 
     def __post_init__(self) -> None:
         """A run predicts a reward and a value, or neither."""
@@ -216,7 +224,7 @@ class StepwiseDecoder(ABC):
             identity = known.identity * _HASH_STEP + (token + 1)  # a hash may overflow
             self.candidates = replace(known, log_prob=log_prob, ended=ended, identity=identity)
             return
-        expected = expected_value(logits, run.values[slot]).masked_fill(known.ended, 0.0)
+        expected = predicted_value(logits, run.values[slot], run.percentile).masked_fill(known.ended, 0.0)
         if slot == 0:
             rewards = torch.cat([known.rewards, expected[..., None]], dim=-1)
             self.candidates = replace(known, log_prob=log_prob, rewards=rewards)

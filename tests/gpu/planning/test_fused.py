@@ -71,8 +71,12 @@ SEARCHES = {
     "middle": SearchConfig(beam_width=4, horizon=4, observation=Sampler(), action=Sampler(middle=0.5)),
     # The middle replaces top_k and nucleus.
     "only-middle": SearchConfig(beam_width=4, horizon=4, action=Sampler(top_k=1, nucleus=0.1, middle=0.7)),
+    "percentile": SearchConfig(beam_width=5, horizon=4),
     "first": SearchConfig(beam_width=6, horizon=3, action=Sampler(top_k=1), first_action=Sampler(nucleus=0.9)),
 }
+
+
+PERCENTILES = {"percentile": 0.3, "noisy": 0.8}  # of predicted rewards and values
 
 
 @pytest.mark.parametrize("window", [2, None])
@@ -98,6 +102,7 @@ def test_searches_find_what_the_naive_decoder_finds(
                 config=config,
                 noise=Noise(torch.arange(3)),
                 first_step=seed % 3 == 0,
+                percentile=PERCENTILES.get(search),
             )
             for decoder in (naive, fused)
         )

@@ -27,7 +27,6 @@ from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.search.decoder import Candidates, Run, StepwiseDecoder
 
 MAX_ROWS = 8  # candidates of one thread block, as in common.cuh
-_STORED = ("tokens", "log_prob", "rewards", "value", "ended", "identity")  # what kernels read and write of candidates
 
 
 class FusedDecoder(StepwiseDecoder):
@@ -119,9 +118,19 @@ class FusedDecoder(StepwiseDecoder):
     def select(self, parents: Tensor) -> None:
         """Replace the candidates by copies of themselves: parents [E, K']."""
         before, parents = self._store, parents.contiguous()
-        parts = {name: getattr(before, name) for name in _STORED}
-        empty = {name: part.new_empty(*parents.shape, *part.shape[2:]) for name, part in parts.items()}
-        self._store = replace(before, **empty)
+
+        def empty(part: Tensor) -> Tensor:
+            return part.new_empty(*parents.shape, *part.shape[2:])
+
+        self._store = Candidates(
+            tokens=empty(before.tokens),
+            log_prob=empty(before.log_prob),
+            rewards=empty(before.rewards),
+            value=empty(before.value),
+            ended=empty(before.ended),
+            identity=empty(before.identity),
+            prompt=before.prompt,
+        )
         arguments = SelectArguments(
             parents=parents.data_ptr(),
             before=self._describe(before),
@@ -290,6 +299,7 @@ class FusedDecoder(StepwiseDecoder):
             temperature=sampler.temperature,
             dropped=-1.0 if nucleus is None or nucleus >= 1.0 else 1.0 - nucleus,
             middle=1.0 if sampler.middle is None else sampler.middle,
+            percentile=-1.0 if run.percentile is None else run.percentile,
         )
 
     def _unread(self) -> Tensor:

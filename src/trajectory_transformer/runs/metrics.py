@@ -1,4 +1,4 @@
-"""Where the metrics of a training run go: JSON lines, and TensorBoard on request."""
+"""Where the metrics of a run go: JSON lines, and TensorBoard on request."""
 
 import json
 from dataclasses import asdict
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class MetricsWriter(Protocol):
-    """Somewhere metrics go."""
+    """Records metrics."""
 
     def write(self, metrics: Metrics) -> None:
         """Record one report."""
 
 
 class JsonLines:
-    """One JSON object a line; lines after the step a run continues from are dropped, they will come again."""
+    """One JSON object per line. Lines after the step that a run resumes from are dropped: they will come again."""
 
     def __init__(self, path: Path, step: int) -> None:
         """Append to a file after a step."""
@@ -30,13 +30,13 @@ class JsonLines:
             write_atomically(path, "".join(line + "\n" for line in kept).encode())
 
     def write(self, metrics: Metrics) -> None:
-        """Add a line."""
+        """Append a line."""
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(metrics)) + "\n")
 
 
 def _is_until(line: str, step: int) -> bool:
-    """Whether a line is of a step not after this one; one cut in half by a kill is of none."""
+    """Whether a line belongs to this step or an earlier one; a line truncated by a kill does not count."""
     try:
         return bool(json.loads(line)["step"] <= step)
     except (json.JSONDecodeError, KeyError, TypeError):

@@ -1,0 +1,295 @@
+"""Run folders: start a training run, stop it at any moment, resume it to the same weights."""
+
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from trajectory_transformer.config import PRESETS, ModelConfig, PresetName, TokenConfig, TrainConfig, require
+from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.data.sources import load_dataset
+from trajectory_transformer.files import replacing
+from trajectory_transformer.gpu.backends import find_device, make_batch_maker, make_engine
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.results import write_result
+from trajectory_transformer.runs.metrics import JsonLines, MetricsWriter
+from trajectory_transformer.runs.settings import RUN, RunSettings
+from trajectory_transformer.runs.sources import identity, open_or_build_shards
+from trajectory_transformer.tokens.shards import open_shards
+from trajectory_transformer.tokens.windows import tokenize
+from trajectory_transformer.training.parallel import World
+from trajectory_transformer.training.train import Metrics, Trainer
+
+RESUME, METRICS, TRAINING = "resume.safetensors", "metrics.jsonl", "training.json"
+
+
+def train(
+    dataset: Dataset | str | Path | None = None,
+    *,
+    preset: PresetName = "default",
+    tokens: TokenConfig | None = None,
+    model: ModelConfig | None = None,
+    train: TrainConfig | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    shards: str | Path | None = None,
+    device: str = "auto",
+    checkpoint_every: int = 500,
+    on_metrics: Callable[[Metrics], None] | None = None,
+) -> TrajectoryModel:
+    """Train a model on a dataset and return it.
+
+    Args:
+        dataset: episodes, or the name of a dataset that `load_dataset` reads.
+        preset: defaults for the settings that are not given.
+        tokens: how episodes become tokens.
+        model: sizes of the model.
+        train: steps, batch size, learning rate.
+        seed: seed of the initial weights, the batches and dropout.
+        out: run folder to write: checkpoint, metrics and what is needed to resume. None keeps nothing.
+        resume: continue the run in `out` if it exists, with the settings it was started with.
+        shards: folder of token files to train from, for data larger than memory; made if it does not exist.
+        device: auto, cpu or cuda.
+        checkpoint_every: steps between checkpoints.
+        on_metrics: called with the metrics of the run as they come.
+
+    Ctrl-C ends with a checkpoint in `out` and raises KeyboardInterrupt.
+    """
+    chosen = PRESETS[preset]
+    folder = None if out is None else Path(out)
+    if resume and folder is not None and (folder / RUN).is_file():
+        run = resume_run(folder, dataset, device=find_device(device))
+    else:
+        settings = RunSettings(
+            dataset=None if isinstance(dataset, Dataset | None) else str(dataset),
+            shards=None if shards is None else str(shards),
+            tokens=tokens or chosen.tokens,
+            model=model or chosen.model,
+            train=train or chosen.train,
+            seed=seed,
+            checkpoint_every=checkpoint_every,
+            command="python " + shlex.join(sys.argv),
+        )
+        episodes = dataset if isinstance(dataset, Dataset) else None
+        run = start_run(settings, folder, find_device(device), dataset=episodes)
+    for metrics in run.advance():
+        if metrics is not None and on_metrics is not None:
+            on_metrics(metrics)
+    if not run.finished:
+        raise KeyboardInterrupt
+    return run.trainer.model
+
+
+class Run:
+    """A training run and the folder it writes; without a folder it keeps nothing."""
+
+    def __init__(self, settings: RunSettings, folder: Path | None, trainer: Trainer) -> None:
+        """Bind a trainer to a folder that exists."""
+        self.settings = settings
+        self.folder = folder
+        self.trainer = trainer
+        self.writers: list[MetricsWriter] = []
+        if folder is not None and trainer.world.leads:
+            self.writers.append(JsonLines(folder / METRICS, trainer.step))
+        self.best: Metrics | None = None  # of this process, by loss
+        self.last: Metrics | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step was taken."""
+        return self.trainer.step == self.trainer.total_steps
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the loss has risen since its minimum by more than batches differ."""
+        return self.best is not None and self.last is not None and self.last.loss > 1.2 * self.best.loss + 0.1
+
+    def advance(self) -> Iterator[Metrics | None]:
+        """Train to the end or to Ctrl-C. Either way the folder then holds the last step. Yields after every step."""
+        trainer, world = self.trainer, self.trainer.world
+        first, started = trainer.step, time.perf_counter()
+        stopping = False
+        with _noted_interrupts() as interrupts:
+            for metrics in trainer.run():
+                if metrics is not None:
+                    self.last = metrics
+                    self.best = metrics if self.best is None or metrics.loss < self.best.loss else self.best
+                    for writer in self.writers:
+                        writer.write(metrics)
+                # Several processes must stop at the same step. They agree when they report, because asking at every
+                # step would synchronise with the device each time.
+                if world.size == 1 or metrics is not None:
+                    stopping = world.any(bool(interrupts), trainer.model.device)
+                if stopping or self.finished or trainer.step % self.settings.checkpoint_every == 0:
+                    self.save()
+                yield metrics
+                if stopping and not self.finished:
+                    return
+        if self.finished and self.last is not None:
+            self._write_result(time.perf_counter() - started, trainer.step - first, self.last)
+
+    def save(self) -> None:
+        """Write the state to resume from, then the checkpoint to use."""
+        if self.folder is not None and self.trainer.world.leads:
+            self.trainer.save(self.folder / RESUME)
+            self.trainer.model.save(self.folder)
+
+    def _write_result(self, seconds: float, steps: int, last: Metrics) -> None:
+        """Write time and losses as a result file; those of a resumed run are of its last part."""
+        if self.folder is None or not self.trainer.world.leads:
+            return
+        write_result(
+            self.folder / TRAINING,
+            name="train",
+            command=self.settings.command or f"tt train --resume {self.folder}",
+            device=self.trainer.model.device,
+            seeds=[self.settings.seed],
+            seconds=seconds,
+            metrics={
+                "steps": steps,
+                "loss": last.loss,
+                **{f"loss_{kind}": value for kind, value in last.losses.items()},
+                "tokens_per_second": last.tokens_per_second,
+            },
+        )
+
+
+def start_run(
+    settings: RunSettings,
+    folder: Path | None,
+    device: torch.device,
+    *,
+    world: World | None = None,
+    dataset: Dataset | None = None,
+) -> Run:
+    """Start a run at step 0. Its folder appears with a complete checkpoint, or not at all.
+
+    `dataset` holds the episodes where they are in memory, else they are read from `settings.dataset`.
+    """
+    require(settings.seed >= 0, "the seed must not be negative", settings.seed)
+    require(settings.checkpoint_every >= 1, "checkpoint_every must be at least 1", settings.checkpoint_every)
+    world = world or World()
+    if folder is not None and folder.exists() and world.leads:
+        raise ValueError(f"{folder} exists already; choose another folder with --out or remove it")
+    trainer = _make_trainer(settings, device, world, dataset)
+    if folder is not None and world.leads:
+        settings = _described(settings, trainer, dataset)
+        with replacing(folder) as temporary:
+            temporary.mkdir(parents=True)
+            settings.write(temporary)
+            Run(settings, temporary, trainer).save()
+    return Run(settings, folder, trainer)
+
+
+def resume_run(
+    folder: Path,
+    dataset: Dataset | str | Path | None = None,
+    *,
+    device: torch.device,
+    world: World | None = None,
+) -> Run:
+    """Resume the run in a folder with the settings it was started with.
+
+    `dataset` names the same data in another place. Data that is not the same is refused.
+    """
+    for name in (RUN, RESUME):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder / name}: the file is missing; a run to resume has it")
+    settings = RunSettings.read(folder)
+    if settings.shards is None:
+        given = settings.dataset if dataset is None else dataset
+        if given is None:
+            raise ValueError(f"{folder} was trained on episodes in memory: pass them again to resume")
+        found = identity(given if isinstance(given, Dataset) else str(given))
+        exists = isinstance(given, Dataset) or Path(given).exists()
+        if settings.source is not None and exists and found != settings.source:
+            raise ValueError(
+                f"{folder} was started on a different dataset (expected {settings.source}, got {found}); "
+                f"resuming needs the same data{'' if isinstance(given, Dataset) else f', has {given} changed?'}"
+            )
+        if not isinstance(given, Dataset):
+            settings = replace(settings, dataset=str(given))
+    episodes = dataset if isinstance(dataset, Dataset) else None
+    trainer = _make_trainer(settings, device, world or World(), episodes, source=settings.source)
+    trainer.load(folder / RESUME)
+    run = Run(settings, folder, trainer)
+    if trainer.world.leads:
+        trainer.model.save(folder)  # a kill may have come between the two files of the last save
+    return run
+
+
+def _make_trainer(
+    settings: RunSettings,
+    device: torch.device,
+    world: World,
+    dataset: Dataset | None,
+    source: str | None = None,
+) -> Trainer:
+    """Model, data and engine at step 0."""
+    if settings.shards is None:
+        if dataset is None:
+            if settings.dataset is None:
+                raise ValueError("name the dataset to train on, for example: data/collected.npz")
+            dataset = load_dataset(settings.dataset)
+        model = TrajectoryModel.create(dataset, settings.tokens, settings.model, seed=settings.seed)
+        data = tokenize(dataset, model.tokenizer).to(device)
+    else:
+        given = dataset if dataset is not None else settings.dataset
+        shards = open_or_build_shards(Path(settings.shards), given, settings.tokens, source)
+        model = TrajectoryModel.build(shards.tokenizer, settings.model, shards.metadata, seed=settings.seed)
+        data = shards.data  # stays memory-mapped on the host; batches are sent to the device
+    model.gpt.to(device)
+    return Trainer(
+        model,
+        data,
+        settings.train,
+        seed=settings.seed,
+        engine=make_engine(model, settings.train, world),
+        make_batch=make_batch_maker(model, data, settings.train),
+        world=world,
+    )
+
+
+def _described(settings: RunSettings, trainer: Trainer, dataset: Dataset | None) -> RunSettings:
+    """Settings for `run.json`: absolute paths, and what identifies the data."""
+    name, source, shards = settings.dataset, None, None
+    if name is not None:
+        name = str(Path(name).resolve()) if Path(name).exists() else name
+    if settings.shards is not None:
+        shards = str(Path(settings.shards).resolve())
+        source = open_shards(shards).source
+    elif dataset is not None and settings.dataset is None:
+        source = identity(dataset)
+    elif settings.dataset is not None:
+        source = identity(settings.dataset)
+    return replace(settings, dataset=name, shards=shards, source=source, tokens=trainer.model.tokenizer.config)
+
+
+@contextmanager
+def _noted_interrupts() -> Iterator[Sequence[int]]:
+    """Record Ctrl-C and SIGTERM instead of raising, so that a step is never cut in half; a second one raises."""
+    seen: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield seen  # only the main thread may handle signals
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if seen:
+            signal.default_int_handler(number, frame)
+        seen.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,81 @@
+"""`run.json`: what a run was started with."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trajectory_transformer.checkpoint import model_config_from, token_config_from
+from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
+from trajectory_transformer.files import write_atomically
+from trajectory_transformer.tokens.tokenizer import CONVENTIONS
+from trajectory_transformer.training.optim import GRAD_CLIP, RECIPES
+
+RUN = "run.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Everything that a run is a function of."""
+
+    dataset: str | None = None  # a name that `load_dataset` reads; None for episodes in memory or shards alone
+    shards: str | None = None
+    source: str | None = None  # identifies the data
+    tokens: TokenConfig = field(default_factory=TokenConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    seed: int = 0
+    checkpoint_every: int = 500
+    command: str = ""  # what started the run
+
+    def write(self, folder: Path) -> None:
+        """Store the settings in a run folder."""
+        write_atomically(folder / RUN, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunSettings":
+        """The settings of a run folder, also of one written before version 0.1."""
+        try:
+            stored = json.loads((folder / RUN).read_text())
+            known = {**stored, **_upgraded(folder, stored)}
+            known["tokens"] = token_config_from(known["tokens"])
+            known["model"] = model_config_from(known["model"])
+            known["train"] = TrainConfig(**known["train"])
+            return cls(**known)
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{folder / RUN}: not the description of a run ({error})") from error
+
+
+def _upgraded(folder: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run started before version 0.1 under their new names, where they still exist."""
+    old = dict(stored["train"])
+    if "betas" not in old:
+        return {}
+    tokens = stored["tokens"]
+    details = ("bin_value", "final_observation", "max_episode_steps", "loss_mask")
+    conventions = CONVENTIONS[tokens["loss_mask"] == "input"]
+    recipe = {name: (tuple(old["betas"]), old["weight_decay"], old["final_lr_share"]) for name in RECIPES}
+    optimizer = [
+        name for name, each in RECIPES.items() if recipe[name] == (each.betas, each.weight_decay, each.final_share)
+    ]
+    if (
+        any(tokens[name] != getattr(conventions, name) for name in details)
+        or not optimizer
+        or old["epoch_size"] is not None
+        or old["grad_clip"] != GRAD_CLIP
+    ):
+        raise ValueError(
+            f"{folder} was started before version 0.1 with settings that no longer exist, so it cannot be resumed; its "
+            "checkpoint still loads (tt evaluate), or train again"
+        )
+    kept = ("epochs", "steps", "batch_size", "learning_rate", "warmup_steps", "action_weight", "augment")
+    return {
+        "train": {
+            **{name: old[name] for name in kept},
+            "epochs": old["epochs"] if old["steps"] is None else None,
+            "optimizer": optimizer[0],
+        },
+        "seed": old["seed"],
+        "checkpoint_every": old["checkpoint_every"],
+    }

@@ -1,0 +1,79 @@
+"""The data of a run: what identifies a dataset, and its tokens as memory-mapped shards."""
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+
+from trajectory_transformer.config import TokenConfig
+from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.data.sources import load_dataset
+from trajectory_transformer.tokens.shards import Shards, build_shards, open_shards
+from trajectory_transformer.tokens.tokenizer import Tokenizer, layout_of
+
+
+def identity(dataset: Dataset | str) -> str:
+    """What identifies a dataset: a digest of its file, folder or episodes; the name of anything else."""
+    if isinstance(dataset, Dataset):
+        digest = hashlib.sha256()
+        for episode in dataset:
+            for part in (episode.observations, episode.actions, episode.rewards, episode.map):
+                digest.update(b"none" if part is None else part.tobytes())
+        return f"episodes:{digest.hexdigest()}"
+    path = Path(dataset)
+    if path.is_file():
+        return _digest(path)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        digests = [f"{file.relative_to(path)} {_digest(file)}\n" for file in files]
+        return "sha256:" + hashlib.sha256("".join(digests).encode()).hexdigest()
+    return f"name:{dataset}"
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_or_build_shards(
+    folder: Path, dataset: Dataset | str | None, tokens: TokenConfig, source: str | None = None
+) -> Shards:
+    """The tokens of a dataset in a folder: written now if the folder does not exist, refused if they differ.
+
+    Without a dataset the folder is taken as it is, and settings at their defaults mean those of the folder. A run that
+    resumes passes the `source` it was started with; its dataset may no longer exist.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        shards = open_shards(folder)
+        resumes = source is not None
+        source = source or (shards.source if dataset is None else identity(dataset))
+        if shards.source != source:
+            raise ValueError(
+                f"{folder} holds tokens of a different dataset (expected {source}, got {shards.source}); "
+                "choose another folder with --shards or remove it"
+            )
+        if resumes or dataset is not None or tokens != TokenConfig():
+            _check_settings(folder, shards.tokenizer.config, tokens)
+        return shards
+    if dataset is None:
+        raise ValueError(f"{folder}: no token shards there; name the dataset to make them from")
+    episodes = dataset if isinstance(dataset, Dataset) else load_dataset(dataset)
+    layout_of(episodes, tokens)  # refuses settings that do not suit the data
+    build_shards(
+        folder,
+        lambda: episodes,
+        tokens,
+        metadata=episodes.metadata,
+        source=identity(dataset),
+        discretizer=Tokenizer.fit(episodes, tokens).discretizer,
+    )
+    return open_shards(folder)
+
+
+def _check_settings(folder: Path, stored: TokenConfig, requested: TokenConfig) -> None:
+    """Refuse tokens that were made with other settings."""
+    for name, value in asdict(requested).items():
+        if value != asdict(stored)[name]:
+            raise ValueError(
+                f"{folder} holds tokens made with tokens.{name} {asdict(stored)[name]}, not {value}; "
+                "choose another folder with --shards or remove it"
+            )
