@@ -24,8 +24,8 @@ from trajectory_transformer.results import write_result
 from trajectory_transformer.search.beam import beam_search
 from trajectory_transformer.search.cached import CachedDecoder
 from trajectory_transformer.search.decoder import Bins, Decoder, NaiveDecoder
+from trajectory_transformer.search.noise import Noise
 from trajectory_transformer.search.objectives import discounted_return
-from trajectory_transformer.search.sampling import Noise
 from trajectory_transformer.tokens.layout import TokenLayout
 
 HOPPER = TokenLayout(goal_dim=0, observation_dim=11, action_dim=3, rewards=True)

@@ -20,8 +20,8 @@ from trajectory_transformer.randomness import stream_seed
 from trajectory_transformer.rollout import Step
 from trajectory_transformer.search.beam import Objective, Plan, beam_search, likelihood_search, median_continuation
 from trajectory_transformer.search.decoder import Bins, Decoder
+from trajectory_transformer.search.noise import Noise
 from trajectory_transformer.search.objectives import discounted_return
-from trajectory_transformer.search.sampling import Noise
 
 TokenArray = npt.NDArray[np.int64]
 PlanKind = Literal["return", "imitate", "goal"]

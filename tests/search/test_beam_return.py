@@ -13,8 +13,8 @@ from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.search.beam import Plan, beam_search
 from trajectory_transformer.search.cached import CachedDecoder
 from trajectory_transformer.search.decoder import Bins, Candidates, Decoder, NaiveDecoder, StepwiseDecoder
+from trajectory_transformer.search.noise import Noise
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
-from trajectory_transformer.search.sampling import Noise
 from trajectory_transformer.tokens.discretizer import Discretizer
 from trajectory_transformer.tokens.layout import TokenLayout
 from trajectory_transformer.tokens.tokenizer import Tokenizer

@@ -13,7 +13,8 @@ from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.search.beam import likelihood_search
 from trajectory_transformer.search.cached import CachedDecoder
 from trajectory_transformer.search.decoder import Decoder, NaiveDecoder, Run, StepwiseDecoder
-from trajectory_transformer.search.sampling import Noise, predicted_value
+from trajectory_transformer.search.noise import Noise
+from trajectory_transformer.search.sampling import predicted_value
 from trajectory_transformer.tokens.layout import TokenLayout
 
 NUM_BINS = 5

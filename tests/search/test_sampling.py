@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trajectory_transformer.config import Sampler
-from trajectory_transformer.search.sampling import Noise, draw, keep_middle, keep_nucleus, keep_top, predicted_value
+from trajectory_transformer.search.noise import Noise
+from trajectory_transformer.search.sampling import draw, keep_middle, keep_nucleus, keep_top, predicted_value
 
 
 def logits_of(*probabilities: float) -> torch.Tensor:

@@ -72,6 +72,7 @@ class GPT(nn.Module):
     """Next-token logits for sequences laid out by a `TokenLayout`: V bins per slot and one stop token."""
 
     offsets: Tensor
+    readable: Tensor
     mask: Tensor
 
     def __init__(self, layout: TokenLayout, num_bins: int, config: ModelConfig) -> None:
@@ -99,8 +100,8 @@ class GPT(nn.Module):
         self.register_buffer("offsets", torch.cat([goal_slots, slots])[:-1] * num_bins, persistent=False)
         # Causal, and no token attends to a value token, not even the value token itself.
         positions = torch.arange(self.max_tokens)
-        readable = torch.tensor(layout.readable(0, self.max_tokens))
-        mask = (positions[:, None] >= positions[None, :]) & readable[None, :]
+        self.register_buffer("readable", torch.tensor(layout.readable(0, self.max_tokens)), persistent=False)
+        mask = (positions[:, None] >= positions[None, :]) & self.readable[None, :]
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, tokens: Tensor, map_embedding: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trajectory_transformer.config import Sampler, SearchConfig
 from trajectory_transformer.search.decoder import Bins, Candidates, Decoder, Run
-from trajectory_transformer.search.sampling import Noise
+from trajectory_transformer.search.noise import Noise
 
 Objective = Callable[[Candidates], Tensor]
 """Score of every candidate [E, K], larger is better."""

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from trajectory_transformer.config import Sampler
 from trajectory_transformer.model.gpt import GPT
-from trajectory_transformer.search.sampling import Gumbel, draw, predicted_value
+from trajectory_transformer.search.noise import Gumbel
+from trajectory_transformer.search.sampling import draw, predicted_value
 from trajectory_transformer.tokens.layout import TokenLayout
 
 _HASH_STEP = 6364136223846793005  # odd

@@ -12,7 +12,7 @@ from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.randomness import stream_seed
 from trajectory_transformer.search.cached import CachedDecoder
 from trajectory_transformer.search.decoder import Run
-from trajectory_transformer.search.sampling import Noise
+from trajectory_transformer.search.noise import Noise
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from trajectory_transformer.gpu.planning.captured import CapturedSearch
 from trajectory_transformer.gpu.planning.fused import FusedDecoder
 from trajectory_transformer.search.beam import Plan, beam_search, median_continuation
 from trajectory_transformer.search.decoder import Bins, Candidates, NaiveDecoder
+from trajectory_transformer.search.noise import Noise
 from trajectory_transformer.search.objectives import discounted_return
-from trajectory_transformer.search.sampling import Noise
 
 pytestmark = pytest.mark.gpu
 

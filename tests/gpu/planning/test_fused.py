@@ -18,8 +18,9 @@ from trajectory_transformer.gpu.planning.kernels import HostKernels, Sizes, find
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.search.beam import Plan, beam_search, likelihood_search, median_continuation
 from trajectory_transformer.search.decoder import Bins, Candidates, NaiveDecoder, Run
+from trajectory_transformer.search.noise import Noise
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
-from trajectory_transformer.search.sampling import Noise, draw
+from trajectory_transformer.search.sampling import draw
 from trajectory_transformer.tokens.layout import TokenLayout
 
 MakeDecoder = Callable[..., FusedDecoder]

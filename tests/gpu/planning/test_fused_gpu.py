@@ -11,8 +11,8 @@ from trajectory_transformer.gpu.planning.fused import FusedDecoder
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.search.beam import Plan, beam_search, likelihood_search
 from trajectory_transformer.search.decoder import Bins, NaiveDecoder
+from trajectory_transformer.search.noise import Noise
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
-from trajectory_transformer.search.sampling import Noise
 from trajectory_transformer.tokens.layout import TokenLayout
 
 pytestmark = pytest.mark.gpu

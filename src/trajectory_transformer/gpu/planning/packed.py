@@ -54,13 +54,15 @@ class PackedWeights:
         self.blocks = [with_rounded_weights(block, dtype) for block in own] if rounds else own
         self.matrices, self.vectors, self.heads = self._pack()
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Pack again if a weight has changed, into the same memory."""
         versions = self._versions()
-        if versions == self._seen:
-            return
-        self._seen = versions
+        if versions != self._seen:
+            self._seen = versions
+            self._pack_again()
+
+    @torch.no_grad()
+    def _pack_again(self) -> None:
         for old, new in zip((self.matrices, self.vectors, self.heads), self._pack(), strict=True):
             old.copy_(new)
         for block, changed in zip(self._gpt.blocks, self.blocks, strict=True):

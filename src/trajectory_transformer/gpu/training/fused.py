@@ -168,7 +168,7 @@ def _look_up(tokens: Tensor, tables: Tensor) -> Tensor:
 
 def _readers(gpt: GPT, length: int, device: torch.device) -> Tensor:
     """The first row that may read each entry: its own row, or none if the entry is empty or holds a value."""
-    readable = functional.pad(gpt.mask.diagonal()[: length - 1], (1, 0))  # a token that nobody reads ignores itself too
+    readable = functional.pad(gpt.readable[: length - 1], (1, 0))
     return torch.where(readable, torch.arange(length, device=device, dtype=torch.int32), length)
 
 
