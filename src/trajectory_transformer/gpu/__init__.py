@@ -1,1 +1,1 @@
-"""The GPU wing: the same computations as the core, fast; it plugs in through `Decoder` and `Engine`."""
+"""GPU implementations of the `Decoder` and `Engine` interfaces. They compute the same results as the core, faster."""

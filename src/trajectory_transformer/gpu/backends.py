@@ -1,4 +1,4 @@
-"""Which decoder and which engine a device and a model get, and why not a faster one."""
+"""Choose the decoder and the training engine for a device and a model, and report why a faster one is unavailable."""
 
 import importlib.util
 import logging
@@ -33,7 +33,7 @@ SearchWith = Callable[[Decoder, Tensor, Tensor, Tensor | None], Plan]
 
 
 def find_device(name: str) -> torch.device:
-    """A device by name; `auto` is the GPU if there is one."""
+    """Return a device by name; `auto` selects the GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -46,7 +46,7 @@ def find_device(name: str) -> torch.device:
 
 
 def prepare_search(search: SearchWith, gpt: GPT, config: SearchConfig) -> Search:
-    """The search with the decoder that `config.backend` names, as fast as the device allows.
+    """Bind a search to the decoder that `config.backend` names; `auto` selects the fastest one available.
 
     The result takes prompts and seeds on the host. On a GPU the whole search is captured as a CUDA graph.
     """
@@ -59,7 +59,7 @@ def prepare_search(search: SearchWith, gpt: GPT, config: SearchConfig) -> Search
 
 
 def _fused_decoder(gpt: GPT, config: SearchConfig) -> FusedDecoder | None:
-    """The fused decoder where it is requested, or the best choice and supported."""
+    """Return the fused decoder if it is requested, or if the backend is `auto` and the model is supported."""
     on_gpu = gpt.position_embedding.device.type == "cuda"
     requested = config.backend.startswith("fused")
     if requested and not on_gpu:
@@ -80,9 +80,9 @@ def _fused_decoder(gpt: GPT, config: SearchConfig) -> FusedDecoder | None:
 
 
 def make_engine(model: TrajectoryModel, config: TrainConfig, world: World) -> Engine:
-    """The engine that `config.backend` names; `auto` takes the fastest one that works here."""
+    """Create the engine that `config.backend` names; `auto` selects the fastest one available."""
     if model.device.type == "cuda":
-        torch.backends.cudnn.deterministic = True  # a resumed run must reach the same bits
+        torch.backends.cudnn.deterministic = True  # resumed runs must be bit-identical
     compiled = why_not_compiled(model.device)
     fused = compiled or why_not_fused_training(model)
     if world.size > 1 and fused is None:
@@ -100,7 +100,7 @@ def make_engine(model: TrajectoryModel, config: TrainConfig, world: World) -> En
 
 
 def why_not_compiled(device: torch.device) -> str | None:
-    """Why torch.compile is of no use here; None if it is."""
+    """Return why torch.compile cannot be used on this device, or None if it can."""
     if device.type != "cuda":
         return "it needs a GPU"
     if importlib.util.find_spec("triton") is None:
@@ -111,7 +111,7 @@ def why_not_compiled(device: torch.device) -> str | None:
 
 
 def make_batch_maker(model: TrajectoryModel, data: TokenizedDataset, config: TrainConfig) -> MakeBatch:
-    """How batches are made for the model's device."""
+    """Return a function that makes batches on the model's device."""
     if model.device.type == "cpu":
         return batch_maker(model, data, config)
     compiled = config.backend != "eager" and why_not_compiled(model.device) is None
@@ -120,7 +120,7 @@ def make_batch_maker(model: TrajectoryModel, data: TokenizedDataset, config: Tra
 
 @contextmanager
 def joined_world(device: torch.device) -> Iterator[tuple[World, torch.device]]:
-    """Join the processes that `torchrun` started, if it did: the world, and the device of this process."""
+    """Join the process group if `torchrun` started this process; yields the world and this process's device."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World(), device

@@ -1,1 +1,1 @@
-"""Planning on a GPU: whole runs of slots in one kernel, a whole search in one CUDA graph."""
+"""Planning on a GPU: one kernel per run of slots, one CUDA graph per search."""

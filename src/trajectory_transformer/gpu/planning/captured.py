@@ -1,4 +1,4 @@
-"""A search as one CUDA graph per prompt shape: captured once, then replayed without the host."""
+"""Capture a whole search as a CUDA graph, one per prompt shape, and replay it."""
 
 import gc
 import logging
@@ -19,7 +19,7 @@ Search = Callable[[Tensor, Tensor, Tensor | None], Plan]
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect garbage before, and not during the block: freeing an old CUDA graph would break a capture."""
+    """Run the garbage collector first and disable it in the block: freeing an old CUDA graph would break a capture."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
@@ -33,32 +33,35 @@ def no_garbage_collection() -> Iterator[None]:
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    given: Tensor  # [L + 1, E], prompts and seeds, on the device
-    staged: Tensor  # the same in pinned host memory, so that copies are asynchronous
+    given: Tensor  # [L + 1, E] prompts and seeds on the device
+    staged: Tensor  # the same in pinned host memory, for asynchronous copies
     map_embedding: Tensor | None
     plan: Plan
     winner: Tensor  # [E, n] in pinned host memory
-    done: torch.cuda.Event  # the winner is there
+    done: torch.cuda.Event  # recorded after the winner was copied
 
 
 class CapturedSearch:
-    """Replays a search; the first call with a new prompt shape captures it.
+    """Replays a captured search; the first call with a new prompt shape captures it.
 
     The number of environments is rounded up to a power of two, so that a few graphs serve any number of them.
     """
 
     def __init__(self, search: Search, device: torch.device, *, refresh: Callable[[], None]) -> None:
-        """Capture `search`, which must not synchronise with the device; `refresh` is called before every replay."""
+        """Wrap `search`, which must not synchronise with the device; `refresh` is called before every replay."""
         self._search = search
         self._device = device
         self._refresh = refresh
         self._graphs: dict[tuple[int, int], _Captured | None] = {}
 
     def __call__(self, prompts: Tensor, seeds: Tensor, map_embedding: Tensor | None = None) -> Plan:
-        """Plans for prompts [E, L] and seeds [E] on the host. The next call overwrites all but the winners."""
+        """Plan for prompts [E, L] and seeds [E] on the host.
+
+        The next call overwrites `tokens` and `scores` of the result, but not `best`.
+        """
         num_envs, length = prompts.shape
         shape = (1 << (num_envs - 1).bit_length(), length)
-        if map_embedding is not None:  # padded with the first one, like the prompts below
+        if map_embedding is not None:  # pad with the first embedding, like the prompts below
             map_embedding = torch.cat([map_embedding, map_embedding[:1].expand(shape[0] - num_envs, -1)])
         self._refresh()
         if shape not in self._graphs:
@@ -77,7 +80,7 @@ class CapturedSearch:
         captured.winner.copy_(captured.plan.best, non_blocking=True)
         captured.done.record()
         plan = captured.plan
-        tokens, scores = plan.tokens[:num_envs], plan.scores[:num_envs]  # while the device works
+        tokens, scores = plan.tokens[:num_envs], plan.scores[:num_envs]  # overlaps with the replay
         captured.done.synchronize()
         return Plan(tokens, scores, captured.winner[:num_envs].clone())
 
@@ -88,7 +91,7 @@ class CapturedSearch:
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            # Kernels and buffers that are made once must exist before the capture.
+            # Warm up: compile kernels and allocate persistent buffers before the capture.
             self._search(given[:-1].t(), given[-1], map_embedding)
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""Weights, keys and values in the memory order of the fused kernels."""
+"""Pack weights, keys and values in the memory layout of the fused kernels."""
 
 import copy
 
@@ -13,13 +13,13 @@ TILE = 16  # columns of keys and values stored together, as in common.cuh
 
 
 class RoundedLinear(nn.Module):
-    """A linear layer in lower precision, for many rows at once."""
+    """A linear layer with weights rounded to a lower precision."""
 
     weight: Tensor
     bias: Tensor
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
-        """Round the weights as they are now."""
+        """Round a copy of the current weights."""
         super().__init__()
         self.register_buffer("weight", layer.weight.detach().to(dtype))
         self.register_buffer("bias", layer.bias.detach().to(dtype))
@@ -30,7 +30,7 @@ class RoundedLinear(nn.Module):
 
 
 def with_rounded_weights(block: Block, dtype: torch.dtype) -> Block:
-    """The same block with linear layers in lower precision."""
+    """Return a copy of the block with linear layers in lower precision."""
     changed = copy.copy(block)
     changed._modules = {
         name: RoundedLinear(module, dtype) if isinstance(module, nn.Linear) else module
@@ -40,22 +40,22 @@ def with_rounded_weights(block: Block, dtype: torch.dtype) -> Block:
 
 
 class PackedWeights:
-    """Copies of the weights: matrices for the tensor cores, biases and norms in float32."""
+    """Packed copies of the weights: matrices in tensor core layout, biases and layer norms in float32."""
 
     def __init__(self, gpt: GPT, dtype: torch.dtype) -> None:
-        """Pack the weights as they are now."""
+        """Pack the current weights."""
         self._gpt = gpt
         self._dtype = dtype
         self._bf16 = dtype == torch.bfloat16
         self._parameters = list(gpt.parameters())
         self._seen = self._versions()
         own = [block for block in gpt.blocks if isinstance(block, Block)]
-        rounds = self._bf16 and gpt.position_embedding.device.type == "cuda"  # not every CPU has bfloat16 matmuls
+        rounds = self._bf16 and gpt.position_embedding.device.type == "cuda"  # not every CPU supports bfloat16 matmuls
         self.blocks = [with_rounded_weights(block, dtype) for block in own] if rounds else own
         self.matrices, self.vectors, self.heads = self._pack()
 
     def refresh(self) -> None:
-        """Pack again if a weight has changed, into the same memory."""
+        """Repack in place if a weight has changed."""
         versions = self._versions()
         if versions != self._seen:
             self._seen = versions
@@ -86,22 +86,22 @@ class PackedWeights:
             vectors += [*_norm(block.norm2), block.up.bias, block.down.bias]
         vectors += _norm(gpt.norm)
         vocabulary = gpt.heads.shape[1]
-        padded = functional.pad(gpt.heads, (0, 0, 0, -vocabulary % 128))  # [D, room, width]
+        padded = functional.pad(gpt.heads, (0, 0, 0, -vocabulary % 128))  # [D, padded vocabulary, width]
         heads = torch.stack([pack_strips(head) if self._bf16 else head.t().flatten() for head in padded])
         return [torch.cat(matrices).to(self._dtype), torch.cat(vectors).float(), heads.to(self._dtype)]
 
     def _matrices_of(self, block: Block) -> list[Tensor]:
-        """The matrices of a block: transposed, or in bfloat16 split between the thread blocks of a cluster."""
+        """Packed matrices of a block: transposed in float32, split between the blocks of a cluster in bfloat16."""
         if not self._bf16:
             return [layer.weight.t().flatten() for layer in (block.qkv, block.out, block.up, block.down)]
         parts = []
         for rank in range(RANKS):
             qkv = torch.cat([kind.chunk(RANKS)[rank] for kind in block.qkv.weight.chunk(3)])
-            # The previous layer leaves outputs 0, 8, 1, 9 .. of every 16 next to each other.
+            # The up projection stores its outputs in the order 0, 8, 1, 9, .. within every 16.
             down = block.down.weight.chunk(RANKS, dim=1)[rank]
             down = down.reshape(len(down), -1, 2, 8).mT.flatten(1)
             out, up = block.out.weight.chunk(RANKS, dim=1)[rank], block.up.weight.chunk(RANKS)[rank]
-            # Two halves of the inputs of `down` are summed separately.
+            # The two halves of the inputs of `down` are accumulated by different warps.
             parts += [pack_strips(matrix) for matrix in (qkv, out, up, *down.chunk(2, dim=1))]
         return parts
 
@@ -112,7 +112,7 @@ def _norm(norm: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def pack_strips(weight: Tensor) -> Tensor:
-    """Order the numbers of a matrix [out, in] as the lanes of a warp read them, 16 bytes at a time.
+    """Reorder a matrix [out, in] to the order in which the lanes of a warp load it, 16 bytes at a time.
 
     Outputs are grouped in strips of 16 (g and g + 8), inputs in pieces of 32. Lane t holds inputs 8t .. 8t + 7 of a
     piece: the first four for the first matrix instruction (`e`), the others for the second.
@@ -125,10 +125,10 @@ def pack_strips(weight: Tensor) -> Tensor:
 
 
 def pack_tiles(columns: Tensor, *, transposed: bool) -> Tensor:
-    """Keys or values [layers, R, H, C, d] in tiles [layers, R, tiles, H, 16 * d].
+    """Pack keys or values [layers, R, H, C, d] into tiles [layers, R, tiles, H, 16 * d].
 
-    A tile of values is transposed. In bfloat16 (where d is 32) the numbers of a tile are in the order in which the
-    lanes of a warp read them, as in `key_place` and `value_place` of attention.cuh.
+    A tile of values is transposed. In bfloat16 (where d is 32) the elements of a tile are in the order in which the
+    lanes of a warp load them, see `key_offset` and `value_offset` in attention.cuh.
     """
     layers, rows, heads, count, head_dim = columns.shape
     split = columns.view(layers, rows, heads, count // TILE, TILE, head_dim).transpose(2, 3)
@@ -139,6 +139,6 @@ def pack_tiles(columns: Tensor, *, transposed: bool) -> Tensor:
         # t, high, j | strip, upper, g -> strip, g, t, high, upper, j
         ordered = split.reshape(*outer, 4, 2, 2, 2, 2, 8).permute(0, 1, 2, 3, 7, 9, 4, 5, 8, 6)
     else:
-        # two of the three bits of g and upper between them | t, e, high, j -> e, g, t, high, upper, j
+        # column bits: two of g, upper, one of g | t, e, high, j -> e, g, t, high, upper, j
         ordered = split.reshape(*outer, 4, 2, 2, 4, 2, 2, 2).permute(0, 1, 2, 3, 8, 4, 6, 7, 9, 5, 10)
-    return ordered.flatten(4).contiguous()  # a kernel reads it, and flatten may return a view
+    return ordered.flatten(4).contiguous()  # kernels need contiguous memory, and flatten may return a view

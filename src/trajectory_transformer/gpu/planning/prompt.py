@@ -1,4 +1,4 @@
-"""Keys and values of whole prompts in one pass, for the fused decoder."""
+"""Compute keys and values of whole prompts in one forward pass, for the fused decoder."""
 
 import functools
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from trajectory_transformer.tokens.layout import TokenLayout
 def read_prompt(
     gpt: GPT, blocks: Sequence[Block], tokens: Tensor, map_embedding: Tensor | None, *, multiple_of: int
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values that later tokens may read, of one pass over tokens [B, L]: two of [layers, B, H, C, d].
+    """Keys and values that later tokens may attend to, for tokens [B, L]: two tensors [layers, B, H, C, d].
 
     The columns are padded to a multiple with copies of the last one.
     """
-    # Nothing attends to a value token. Without them, plain causality is enough.
+    # No token attends to a value token. With values removed, the causal mask is sufficient.
     kept = _readable_rows(gpt.layout, tokens.shape[1], multiple_of, tokens.device)
     x = gpt.embed(tokens, 0, map_embedding)[:, kept]
     keys, values = [], []
@@ -28,7 +28,7 @@ def read_prompt(
         keys.append(key)
         values.append(value)
         if layer + 1 < len(blocks):
-            # Not cuDNN: for so few tokens its start-up costs more than the work.
+            # Not cuDNN: its start-up overhead exceeds the work for so few tokens.
             with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
                 attended = scaled_dot_product_attention(query, key, value, is_causal=True)
             x = block.finish(x, attended)
@@ -37,6 +37,6 @@ def read_prompt(
 
 @functools.cache
 def _readable_rows(layout: TokenLayout, length: int, multiple_of: int, device: torch.device) -> Tensor:
-    """Positions that later tokens may read; the last is repeated up to a multiple."""
+    """Positions that later tokens may attend to, padded to a multiple by repeating the last one."""
     rows = [position for position, kept in enumerate(layout.readable(0, length)) if kept]
     return torch.tensor(rows + rows[-1:] * (-len(rows) % multiple_of), dtype=torch.long, device=device)

@@ -1,9 +1,8 @@
-"""Where the fused decoder keeps keys and values, and which of them each candidate continues.
+"""The fused decoder's key-value cache, stored in segments that candidates share.
 
-The prompt is segment 0; after it, each complete transition is a segment of its own. A segment's rows are the candidates
-there were when it was completed, and they are never moved: every candidate has a list of ancestors, the row it
-continues in each segment, and a selection only picks from those lists. Only the segment being written is copied with
-its candidates.
+Segment 0 is the prompt; after it, each complete transition is one segment. The rows of a segment are the candidates
+that existed when it was completed, and they are never copied again. Instead, every candidate has a list of ancestors:
+the row that it continues in each segment. A selection copies only these lists and the segment being written.
 """
 
 import functools
@@ -16,87 +15,87 @@ from trajectory_transformer.gpu.planning.packed import TILE, pack_tiles
 
 
 class Segments:
-    """Keys and values in tiles, for searches of any size one after the other."""
+    """Keys and values in tiles; reused by consecutive searches of any size."""
 
     def __init__(
         self, kernels: Kernels, *, layers: int, width: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Nothing yet; `capacity` tokens make a transition."""
+        """Create an empty cache; `capacity` is the number of columns of a transition."""
         self._kernels = kernels
         self._device = device
         self._layers, self._width, self._dtype = layers, width, dtype
         self.capacity = capacity
-        self.tiles = -(-capacity // TILE)  # of one row
-        # [places, 2, layers, rows, tiles * width * 16], keys and values. One for each size of search, and for good: a
-        # captured search goes on using its own.
+        self.tiles = -(-capacity // TILE)  # tiles per row
+        # [segments, 2, layers, rows, tiles * width * 16], keys and values. One pool for each size of search; never
+        # freed, because a captured search keeps using its own.
         self._pools: dict[tuple[int, ...], Tensor] = {}
         self._pool = torch.empty(0)
         self._prompt_keys = self._prompt_values = torch.empty(0)  # see `pack_tiles`
         self._prompt_columns = 0
-        # [E, K, MAX_SEGMENTS], rows counted over all environments; None before anything was read.
+        # [E, K, MAX_SEGMENTS], row indices across all environments; None before a prompt is read.
         self._ancestors: Tensor | None = None
-        # In which order candidates are worked on, and each one's place in it [E, K]: families side by side, so that
-        # what they have in common is read once.
-        self._order = self._places = torch.empty(0)
-        self._complete: list[int] = []  # places in the pool, segment by segment
+        # The order in which thread blocks process candidates, and its inverse [E, K]. Candidates with common ancestors
+        # are adjacent, so that a block loads their shared tiles once.
+        self._order = self._order_index = torch.empty(0)
+        self._complete: list[int] = []  # pool index of each complete segment
         self._current = 0
-        self.columns = 0  # of the segment being written
+        self.columns = 0  # used columns of the segment being written
 
-    def begin(self, *, rows: int, places: int) -> None:
-        """Make room for so many candidates, counted over all environments, and segments."""
-        shape = (places, 2, self._layers, rows, self.tiles * self._width * TILE)
+    def begin(self, *, rows: int, num_segments: int) -> None:
+        """Allocate `num_segments` segments of `rows` candidates (of all environments together)."""
+        shape = (num_segments, 2, self._layers, rows, self.tiles * self._width * TILE)
         if shape not in self._pools:
             self._check_memory(shape)
-            # Zeros: a tile is multiplied as a whole, and what no token has filled must not be infinite.
+            # Zeros: matmuls read whole tiles, and uninitialised columns could hold NaN or infinity.
             self._pools[shape] = torch.zeros(shape, dtype=self._dtype, device=self._device)
         self._pool = self._pools[shape]
         self._ancestors = None
         self._complete, self._current, self.columns = [], 0, 0
 
     def restart(self, keys: Tensor, values: Tensor, *, columns: int, envs: int, candidates: int) -> None:
-        """Start from a prompt's keys and values [layers, R, H, C, d], a row for each environment or each candidate.
+        """Start from a prompt's keys and values [layers, R, H, C, d]; R is one row per environment or per candidate.
 
-        Of the C columns, a multiple of 16, the first `columns` count.
+        C is a multiple of 16; only the first `columns` columns are valid.
         """
         self._prompt_keys = pack_tiles(keys.to(self._dtype), transposed=False)
         self._prompt_values = pack_tiles(values.to(self._dtype), transposed=True)
         self._prompt_columns = columns
         self._ancestors, self._order = _first_ancestors(envs, keys.shape[1] // envs, candidates, self._device)
-        self._places = self._order
+        self._order_index = self._order
         self._complete, self.columns = [], 0
 
     @property
-    def room(self) -> int:
-        """Columns that the segment being written has left."""
+    def columns_left(self) -> int:
+        """Free columns of the segment being written."""
         return self.capacity - self.columns
 
     def select(self, arguments: SelectArguments, envs: int, candidates: int) -> None:
-        """Replace the candidates by copies of themselves, as told; a full segment is complete with that."""
-        before, places = self._ancestors, self._places
+        """Replace candidates by copies of their parents; a full segment is marked complete."""
+        before, order_index = self._ancestors, self._order_index
         if before is not None:
             self._ancestors = torch.empty(envs, candidates, MAX_SEGMENTS, dtype=torch.int32, device=self._device)
             order = torch.empty(2, envs, candidates, dtype=torch.int32, device=self._device)
-            self._order, self._places = order.unbind()
+            self._order, self._order_index = order.unbind()
             arguments.ancestors, arguments.new_ancestors = before.data_ptr(), self._ancestors.data_ptr()
-            arguments.places, arguments.new_places = places.data_ptr(), self._places.data_ptr()
+            arguments.order_index, arguments.new_order_index = order_index.data_ptr(), self._order_index.data_ptr()
             arguments.order, arguments.depth = self._order.data_ptr(), len(self._complete)
-            if not self.room:
+            if not self.columns_left:
                 arguments.completes = True
                 self._complete.append(self._current)
-                self._current, self.columns = self._free_place(), 0
+                self._current, self.columns = self._free_index(), 0
             elif self.columns:
-                place = self._free_place()
+                index = self._free_index()
                 arguments.columns = self._pool[self._current].data_ptr()
-                arguments.new_columns = self._pool[place].data_ptr()
-                arguments.plane_stride, arguments.row_numbers = self._pool.stride(2), self._pool.stride(3)
-                self._current = place
+                arguments.new_columns = self._pool[index].data_ptr()
+                arguments.plane_stride, arguments.row_elements = self._pool.stride(2), self._pool.stride(3)
+                self._current = index
         self._kernels.select(arguments, envs)
 
-    def describe_to(self, arguments: RunArguments) -> None:
-        """Tell a kernel where everything is."""
+    def fill_arguments(self, arguments: RunArguments) -> None:
+        """Fill in the kernel arguments that describe the cache."""
         pool = self._pool
         layer_stride = pool.shape[3] * pool.shape[4]
-        assert self._ancestors is not None, "a prompt is read first"
+        assert self._ancestors is not None, "no prompt was read: call restart first"
         arguments.order, arguments.ancestors = self._order.data_ptr(), self._ancestors.data_ptr()
         arguments.prompt_keys, arguments.prompt_values = self._prompt_keys.data_ptr(), self._prompt_values.data_ptr()
         arguments.keys, arguments.values = pool.data_ptr(), pool[0, 1].data_ptr()
@@ -108,15 +107,15 @@ class Segments:
         arguments.segments[1 : 1 + len(self._complete)] = self._complete
 
     def max_tiles(self, num_rows: int) -> int:
-        """Tiles that so many candidates read at most."""
+        """Maximum number of tiles that `num_rows` candidates read."""
         return num_rows * (self._prompt_keys.shape[2] + (len(self._complete) + 1) * self.tiles)
 
-    def _free_place(self) -> int:
+    def _free_index(self) -> int:
         used = {*self._complete, self._current}
-        return next(place for place in range(len(self._pool)) if place not in used)
+        return next(index for index in range(len(self._pool)) if index not in used)
 
     def _check_memory(self, shape: tuple[int, ...]) -> None:
-        """Refuse a search that would not fit, before it is half done."""
+        """Raise an error if the allocation would not fit in device memory."""
         if self._device.type != "cuda":
             return
         needed = functools.reduce(int.__mul__, shape) * self._dtype.itemsize
@@ -130,7 +129,7 @@ class Segments:
 
 @functools.cache
 def _first_ancestors(envs: int, rows: int, candidates: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ancestors and order of candidates that continue a prompt: each environment's, or its own of as many `rows`."""
+    """Initial ancestors [E, K, MAX_SEGMENTS] and order [E, K]: `rows` is 1 if candidates share a prompt row, else K."""
     numbers = torch.arange(candidates, dtype=torch.int32, device=device)
     first = torch.arange(envs, dtype=torch.int32, device=device)[:, None] * rows
     ancestors = torch.zeros(envs, candidates, MAX_SEGMENTS, dtype=torch.int32, device=device)

@@ -1,1 +1,1 @@
-"""Training on a GPU: fused kernels, a whole step in one CUDA graph."""
+"""Training on a GPU: fused kernels, one CUDA graph per step."""

@@ -1,4 +1,4 @@
-"""Batches for a GPU: gathered there if the tokens are there, else on the host and sent without waiting."""
+"""Make batches for a GPU: gather on the device if the dataset is there, else on the host with asynchronous copies."""
 
 from collections.abc import Callable
 
@@ -14,10 +14,10 @@ from trajectory_transformer.training.train import MakeBatch, batch_maker
 def device_batch_maker(
     model: TrajectoryModel, data: TokenizedDataset, config: TrainConfig, *, compiled: bool
 ) -> MakeBatch:
-    """Make batches on the model's device; compiled, gathering and augmenting take one or two kernels."""
+    """Make batches on the model's device; `compiled` fuses gathering and augmentation into one or two kernels."""
     make_batch: Callable[..., Batch] = batch_maker(model, data, config)
     if data.rows.device == model.device:
-        assert len(data.end_window) == len(data.num_steps)  # computes the cached property before compilation
+        assert len(data.end_window) == len(data.num_steps)  # computes the cached property before torch.compile
         run = torch.compile(make_batch, dynamic=False) if compiled else make_batch
 
         def on_device(index: Tensor, uniform: Tensor | None) -> Batch:
@@ -34,5 +34,5 @@ def device_batch_maker(
 
 
 def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy from host to device without waiting."""
+    """Copy from host to device asynchronously."""
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""A training step as one CUDA graph, and the compiled engine that uses it."""
+"""Capture a training step as a CUDA graph, and the compiled engine that uses it."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,16 +19,16 @@ Compute = Callable[[Batch], Outcome]
 
 
 class CapturedStep:
-    """A whole step as one CUDA graph: run eagerly at first, then captured, then replayed.
+    """A training step as one CUDA graph: the first calls run eagerly, the next captures, later calls replay.
 
-    Batches are copied to the memory that the graph reads; it finds weights and the learning rate in place. A replayed
-    step advances torch's generator like an eager one, so both give the same bits.
+    Batches are copied to the graph's static input buffers; weights and the learning rate are updated in place. A replay
+    advances torch's random generator like an eager step, so both give bit-identical results.
     """
 
-    WARM_UP = 2  # eager steps before the capture: compilation, workspaces, optimizer state
+    WARM_UP = 2  # eager steps before the capture, for compilation, workspaces and optimizer state
 
     def __init__(self, compute: Compute) -> None:
-        """Capture a function of a batch on the device whose shapes never change."""
+        """Wrap a function of a batch on the device; the shapes must not change."""
         self._compute = compute
         self._calls = 0
         self._batch: Batch | None = None
@@ -36,7 +36,7 @@ class CapturedStep:
         self._outcome: Outcome | None = None
 
     def __call__(self, batch: Batch) -> Outcome:
-        """Take the step."""
+        """Run or replay one step."""
         own = self._copy(batch)
         if self._calls < self.WARM_UP:
             self._calls += 1
@@ -50,7 +50,7 @@ class CapturedStep:
         return self._outcome
 
     def _copy(self, batch: Batch) -> Batch:
-        """Copy a batch to the memory that the graph reads."""
+        """Copy a batch to the graph's static input buffers."""
         if self._batch is None:
             maps = None if batch.maps is None else torch.empty_like(batch.maps)
             self._batch = Batch(torch.empty_like(batch.tokens), torch.empty_like(batch.real), maps)
@@ -62,7 +62,7 @@ class CapturedStep:
         return own
 
     def _run_on_side_stream(self, batch: Batch) -> Outcome:
-        """Run the step on another stream, as a capture does."""
+        """Run the step on a side stream, as a capture does."""
         side, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
         side.wait_stream(here)
         with torch.cuda.stream(side):
@@ -72,7 +72,7 @@ class CapturedStep:
 
 
 class CompiledEngine(EagerEngine):
-    """The eager engine with a loss by torch.compile, and bfloat16 matmuls where the GPU has them.
+    """The eager engine with a loss compiled by torch.compile, and bfloat16 autocast if the GPU supports it.
 
     A single process captures the whole step as a CUDA graph.
     """
@@ -84,7 +84,7 @@ class CompiledEngine(EagerEngine):
         bf16 = torch.cuda.is_bf16_supported()
 
         def loss(tokens: Tensor, real: Tensor, maps: Tensor | None) -> tuple[Tensor, Tensor]:
-            # Weights, gradients and cross-entropy stay float32; autocast rounds the matmuls only.
+            # Weights, gradients and cross-entropy stay float32; autocast applies to the matmuls only.
             with torch.autocast(model.device.type, torch.bfloat16) if bf16 else nullcontext():
                 return weighted_loss(model, Batch(tokens, real, maps), config.action_weight)
 
@@ -98,5 +98,5 @@ class CompiledEngine(EagerEngine):
         return self._take_step(batch)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The loss, and the cross-entropy of each prediction [B, L']."""
+        """Return the loss, and the cross-entropy of each prediction [B, L']."""
         return self._loss(batch.tokens, batch.real, batch.maps)

@@ -1,12 +1,12 @@
-"""The fused training engine: a bfloat16 loss of few large kernels, and AdamW over all weights at once.
+"""The fused training engine: a bfloat16 loss of few large kernels, and AdamW over one flat tensor.
 
-The model is too small to keep a GPU busy one operation at a time. This is the forward pass of `model.gpt`, written for
-speed:
+The model is too small to keep a GPU busy one operation at a time. This is the forward pass of `model.gpt`, optimised
+for speed:
 
-- Entry j of a sequence holds token j - 1, entry 0 nothing, so that entry j is where token j is predicted. A window is
-  then W whole transitions, and heads, embeddings and targets are batches over slots without copies.
-- Embeddings are matmuls with one-hot rows: their gradients need no atomics and are reproducible bit for bit.
-- Weights are float32 in one tensor; matmuls read bfloat16 copies that the optimizer writes.
+- Sequences are shifted by one: entry 0 is empty, entry j holds token j - 1, so token j is predicted at entry j. A
+  window is then W whole transitions, and heads, embeddings and targets are batched over slots without copies.
+- Embedding lookups are matmuls with one-hot rows: their gradients need no atomics and are deterministic.
+- Weights are float32 in one flat tensor; matmuls read bfloat16 copies that the optimizer writes.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ LOW = torch.bfloat16
 
 
 class Operations(Protocol):
-    """The operations of the pass, see `gpu.training.operations`. Dropout of operation `index` uses `seeds[index]`."""
+    """Fused operations, see `gpu.training.operations`. Operation `index` seeds its dropout with `seeds[index]`."""
 
     def attention(
         self,
@@ -49,7 +49,7 @@ class Operations(Protocol):
         heads: int,
         dropout: float,
     ) -> tuple[Tensor, ...]:
-        """Linear layer to queries, keys and values, and attention; column j is read by rows from `readers[j]` on."""
+        """QKV projection and attention; rows i >= `readers[j]` attend to column j."""
 
     def linear_add_norm(
         self,
@@ -63,7 +63,7 @@ class Operations(Protocol):
         index: int,
         dropout: float,
     ) -> tuple[Tensor, ...]:
-        """Linear layer, dropout and residual connection [B, L, width], and the layer norm of the sum."""
+        """Linear layer, dropout and residual connection [B, L, width], and the layer norm of the result."""
 
     def mlp(
         self,
@@ -79,7 +79,7 @@ class Operations(Protocol):
         index: int,
         dropout: float,
     ) -> tuple[Tensor, ...]:
-        """The same with two linear layers and a GELU between them."""
+        """Two linear layers with a GELU, dropout, residual connection, and the layer norm of the result."""
 
     def dropout_norm(
         self, x: Tensor, gain: Tensor, shift: Tensor, seeds: Tensor, index: int, dropout: float
@@ -88,7 +88,7 @@ class Operations(Protocol):
 
 
 def why_not_fused_training(model: TrajectoryModel) -> str | None:
-    """Why the fused engine does not support a model; None if it does."""
+    """Return why the fused engine does not support a model, or None if it does."""
     width, head = model.gpt.config.width, model.gpt.config.width // model.gpt.config.num_heads
     if any(size & (size - 1) for size in (width, head)) or head < 16 or width > 256:
         return (
@@ -108,7 +108,7 @@ def fused_loss(
     seeds: Tensor,
     operations: Operations | ModuleType,
 ) -> tuple[Tensor, Tensor]:
-    """`weighted_loss` with the given weights: the mean, and the cross-entropy of each prediction [B, L']."""
+    """`weighted_loss` for the given weights: the mean loss, and the cross-entropy of each prediction [B, L']."""
     gpt = model.gpt
     goals = gpt.layout.goal_dim
     slots = _transposed(batch.tokens[:, goals:].reshape(-1, gpt.layout.size))  # [D, B * W]
@@ -141,11 +141,11 @@ _BLOCK = ["norm2.weight", "norm2.bias"] + [
 
 
 def _embed(gpt: GPT, weights: Mapping[str, Tensor], batch: Batch, slots: Tensor) -> Tensor:
-    """Embeddings of tokens, positions and maps, shifted by one entry: tokens [B, L] -> [B, L, width]."""
+    """Embed tokens, positions and maps, shifted by one entry: tokens [B, L] -> [B, L, width]."""
     goals, bins = gpt.layout.goal_dim, gpt.num_bins
     table = weights["token_embedding.weight"]
     num_slots = goals + gpt.layout.size
-    # Rows after the stop token pad the table to a size that matmuls like; no token selects them.
+    # Pad each table with copies of the stop embedding to a multiple of 8, for efficient matmuls; no token uses them.
     stop = table[-1].expand(num_slots, _padded(bins + 1) - bins, -1)
     by_slot = torch.cat([table[:-1].view(num_slots, bins, -1), stop], dim=1)
     parts = [_look_up(slots, by_slot[goals:]).reshape(len(batch.tokens), -1, table.shape[-1])]
@@ -161,19 +161,19 @@ def _embed(gpt: GPT, weights: Mapping[str, Tensor], batch: Batch, slots: Tensor)
 
 
 def _look_up(tokens: Tensor, tables: Tensor) -> Tensor:
-    """Rows of each slot's own table: tokens [S, N], tables [S, V, width] -> [N, S, width]."""
+    """Look up rows in each slot's own table: tokens [S, N], tables [S, V, width] -> [N, S, width]."""
     one_hot = tokens[..., None] == torch.arange(tables.shape[1], device=tokens.device)
     return torch.bmm(one_hot.to(tables.dtype), tables).transpose(0, 1)
 
 
 def _readers(gpt: GPT, length: int, device: torch.device) -> Tensor:
-    """The first row that may read each entry: its own row, or none if the entry is empty or holds a value."""
+    """First row that attends to each entry: its own index, or `length` if the entry is empty or holds a value."""
     readable = functional.pad(gpt.readable[: length - 1], (1, 0))
     return torch.where(readable, torch.arange(length, device=device, dtype=torch.int32), length)
 
 
 def _logits(gpt: GPT, heads: Tensor, h: Tensor) -> Tensor:
-    """Apply the head of every slot where its tokens are predicted: h [B, L, width] -> [D, B * W, V + 1]."""
+    """Apply each slot's head at the entries that predict it: h [B, L, width] -> [D, B * W, V + 1]."""
     heads = functional.pad(heads, (0, 0, 0, _padded(gpt.num_bins + 1) - gpt.num_bins - 1))
     entries = h[:, gpt.layout.goal_dim :].reshape(-1, gpt.layout.size, h.shape[-1])
     return torch.bmm(entries.transpose(0, 1), heads.mT)[..., : gpt.num_bins + 1].float()
@@ -190,11 +190,11 @@ def _transposed(x: Tensor) -> Tensor:
 class FlatAdamW:
     """AdamW over one flat tensor of all weights.
 
-    Its moments are views in the state of an ordinary optimizer, so that a run is saved and resumed like any other.
+    Its moments are views in the state of a standard optimizer, so checkpoints are compatible with the other engines.
     """
 
     def __init__(self, gpt: nn.Module, optimizer: torch.optim.AdamW, config: TrainConfig, *, compiled: bool) -> None:
-        """Take over a model and an optimizer that has taken no step."""
+        """Move a model's parameters and a new optimizer's state to flat tensors."""
         rounded = {name: parameter for name, parameter in gpt.named_parameters() if not _stays_float(name)}
         others = {name: parameter for name, parameter in gpt.named_parameters() if _stays_float(name)}
         parameters = rounded | others
@@ -223,16 +223,16 @@ class FlatAdamW:
         self.rate = torch.zeros((), device=self._flat.device)
 
     def refresh(self) -> None:
-        """Round the weights again after they were loaded."""
+        """Update the bfloat16 copies after loading weights."""
         self._rounded.copy_(self._flat[: len(self._rounded)])
 
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of a loss of `weights`."""
+        """Compute the gradients of a loss with respect to `weights`."""
         self._grads = torch.autograd.grad(loss, list(self.weights.values()))
 
     @torch.no_grad()
     def update(self) -> Tensor:
-        """Take one step; returns the gradient norm before clipping."""
+        """Take one optimizer step and return the gradient norm before clipping."""
         parts = [
             torch.cat([grad.flatten() for grad in grads])
             for grads in (self._grads[: self._num_rounded], self._grads[self._num_rounded :])
@@ -263,7 +263,7 @@ def adamw(
     betas: tuple[float, float],
     clip: float,
 ) -> Tensor:
-    """Clip and step in place. All tensors are flat, `rounded` is a copy of the first weights. Returns the norm."""
+    """Clip gradients and update flat tensors in place; `rounded` mirrors the first weights. Returns the norm."""
     grad = torch.cat([part.float() for part in grads])
     norm: Tensor = torch.linalg.vector_norm(grad)
     grad = grad * (clip / (norm + 1e-6)).clamp(max=1.0)
@@ -277,12 +277,12 @@ def adamw(
 
 
 def _stays_float(name: str) -> bool:
-    """Layer norms and positions take part in no matmul."""
+    """Whether a parameter stays float32: layer norms and positions are not used in matmuls."""
     return "norm" in name or name == "position_embedding"
 
 
 class FusedEngine:
-    """Loss, gradients and update in bfloat16, captured as one CUDA graph."""
+    """Computes loss, gradients and update in bfloat16, captured as one CUDA graph."""
 
     def __init__(self, model: TrajectoryModel, config: TrainConfig) -> None:
         """Train a model on a GPU."""
@@ -321,23 +321,23 @@ class FusedEngine:
         return Outcome(loss.detach(), by_token.detach(), self.update())
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The loss, and the cross-entropy of each prediction."""
+        """Return the loss, and the cross-entropy of each prediction."""
         seeds = torch.randint(2**31 - 1, (self._num_seeds,), device=batch.tokens.device, dtype=torch.int32)
         return self._loss(self._optimizer.weights, batch.tokens, batch.real, batch.maps, seeds)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the loss."""
+        """Compute the gradients of the loss."""
         self._optimizer.backward(loss)
 
     def update(self) -> Tensor:
-        """Take one step of the optimizer; returns the gradient norm before clipping."""
+        """Take one optimizer step and return the gradient norm before clipping."""
         return self._optimizer.update()
 
     def state(self) -> dict[str, Tensor]:
-        """State of the optimizer by name, to resume from."""
+        """Return the optimizer state by name, for checkpoints."""
         return optimizer_state(self._model.gpt, self._adamw)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore `state`, after new weights were loaded into the model."""
+        """Restore `state`. Load the model's weights first."""
         load_optimizer_state(self._model.gpt, self._adamw, tensors)
         self._optimizer.refresh()

@@ -1,6 +1,6 @@
-"""The Triton kernels as torch operations with gradients; `gpu.training.kernels` holds the kernels.
+"""Register the Triton kernels of `gpu.training.kernels` as torch operations with gradients.
 
-Only `gpu.training.fused` imports this file, and only on a machine with a GPU: it needs triton.
+Needs triton. Only `gpu.training.fused` imports this module, and only on a machine with a GPU.
 """
 
 import math
@@ -27,38 +27,38 @@ _LOG2_E = 1.0 / math.log(2.0)
 
 
 class Blocks(NamedTuple):
-    """How a kernel's work is cut into programs."""
+    """Launch configuration of a kernel: block sizes, warps, pipeline stages."""
 
     rows: int
-    columns: int  # or what else a program goes through
+    columns: int  # or the inner dimension that a program loops over
     warps: int
     stages: int
-    programs: int = 0  # at most, each with several blocks of rows
+    programs: int = 0  # maximum number of programs along the rows, for kernels that loop over blocks of rows
 
     def of(self, x: Tensor) -> "Blocks":
-        """The same, or small blocks in float32, which is for tests: its products fill the registers."""
+        """Return smaller blocks for float32, which only tests use: its tiles would exceed the registers."""
         return self._replace(rows=16, columns=32, stages=1) if x.dtype == torch.float32 else self
 
     @property
     def options(self) -> dict[str, int]:
-        """What a launch is told."""
+        """Triton launch options."""
         return {"num_warps": self.warps, "num_stages": self.stages}
 
     def spread(self, num_rows: int) -> int:
-        """Over how many programs rows are spread evenly."""
+        """Number of programs that process `num_rows` rows in equal shares."""
         tiles = triton.cdiv(num_rows, self.rows)
         return triton.cdiv(tiles, triton.cdiv(tiles, self.programs))
 
 
-# The fastest of those tried on an H200 at width 128, 4 heads, 160 tokens; see docs/decisions/0007.
+# Tuned on an H200 at width 128, 4 heads, 160 tokens; see docs/decisions/0007.
 _ATTENTION, _ATTENTION_ROWS, _ATTENTION_COLUMNS = Blocks(32, 32, 1, 3), Blocks(32, 32, 1, 2), Blocks(32, 32, 2, 2)
 _OUT, _DOWN = Blocks(64, 128, 8, 1), Blocks(64, 64, 4, 3)
 _NORM, _NORM_BACKWARD = Blocks(4, 0, 2, 3), Blocks(4, 0, 2, 3, programs=1320)
 _GELU, _GELU_BACKWARD = Blocks(64, 64, 4, 3, programs=99), Blocks(64, 64, 4, 2, programs=66)
 
 
-def _dropping(dropout: float) -> tuple[int, float]:
-    """Numbers a kernel draws with: the threshold below which an element is dropped, and how the others grow."""
+def _dropout_args(dropout: float) -> tuple[int, float]:
+    """Dropout arguments of a kernel: threshold of the 24-bit hash, and scale of the kept elements."""
     return round(dropout * 2**24), 1.0 / (1.0 - dropout)
 
 
@@ -66,17 +66,17 @@ def _dropping(dropout: float) -> tuple[int, float]:
 def attention(
     h: Tensor, weight: Tensor, bias: Tensor, readers: Tensor, seeds: Tensor, index: int, heads: int, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Causal attention by a linear layer's queries, keys and values: h [B, L, width] -> [B, L, width].
+    """QKV projection and causal attention: h [B, L, width] -> [B, L, width].
 
-    Row i reads column j where `readers[j] <= i`. Kept for the backward pass are queries, keys and values, and the
-    logarithms of what a row's weights add up to.
+    Row i attends to column j if `readers[j] <= i`. Also returns queries, keys and values, and the log-sum-exp of every
+    row (base 2), for the backward pass.
     """
     batch, length, width = h.shape
     qkv = torch.nn.functional.linear(h, weight, bias)
     out, total = torch.empty_like(h), h.new_empty(batch, heads, length, dtype=torch.float32)
     blocks = _ATTENTION
     attention_forward[(triton.cdiv(length, blocks.rows), batch * heads)](
-        qkv, readers, seeds, out, total, index, length, _LOG2_E / math.sqrt(width // heads), *_dropping(dropout),
+        qkv, readers, seeds, out, total, index, length, _LOG2_E / math.sqrt(width // heads), *_dropout_args(dropout),
         heads=heads, dim=width // heads, block_rows=blocks.rows, block_columns=blocks.columns, drops=dropout > 0,
         **blocks.options,
     )  # fmt: skip
@@ -95,12 +95,12 @@ def _attention_backward(
     qkv: Tensor, readers: Tensor, seeds: Tensor, out: Tensor, total: Tensor, grad: Tensor,
     index: int, heads: int, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of queries, keys and values; sums of the first and the last by blocks."""
+    """Gradients of queries, keys and values, and partial sums of the query and value gradients for the bias."""
     batch, length, width = out.shape
     dim = width // heads
     grad, common, grad_qkv = grad.contiguous(), torch.empty_like(total), torch.empty_like(qkv)
     sizes = {"heads": heads, "dim": dim, "drops": dropout > 0}
-    scales = (_LOG2_E / math.sqrt(dim), 1.0 / math.sqrt(dim), *_dropping(dropout))
+    scales = (_LOG2_E / math.sqrt(dim), 1.0 / math.sqrt(dim), *_dropout_args(dropout))
     blocks = _ATTENTION_ROWS
     query_sums = out.new_empty(batch, triton.cdiv(length, blocks.rows), width, dtype=torch.float32)
     attention_backward_rows[(query_sums.shape[1], batch * heads)](
@@ -123,35 +123,35 @@ def _(qkv, readers, seeds, out, total, grad, index, heads, dropout):
     return torch.empty_like(qkv), *(out.new_empty(batch, each, width, dtype=torch.float32) for each in blocks)
 
 
-def _keep_attention(ctx, inputs, output):
+def _save_attention(ctx, inputs, output):
     h, weight, bias, readers, seeds, *ctx.settings = inputs
     out, qkv, total = output
     ctx.save_for_backward(h, weight, bias, qkv, readers, seeds, out, total)
 
 
-def _differentiate_attention(ctx, grad, _, __):
+def _backward_of_attention(ctx, grad, _, __):
     h, weight, bias, *others = ctx.saved_tensors
     grad_qkv, *sums = _attention_backward(*others, grad, *ctx.settings)
     rows = grad_qkv.flatten(0, 1)
     grad_weight = rows.t() @ h.flatten(0, 1)
     queries, values = (each.sum((0, 1)) for each in sums)
-    # A bias of keys adds the same to all scores of a row, which softmax takes away again.
+    # A key bias adds the same constant to all scores of a row, which softmax cancels: its gradient is zero.
     grad_bias = torch.cat([queries, torch.zeros_like(queries), values]).to(bias.dtype)
     return (rows @ weight).view_as(h), grad_weight, grad_bias, None, None, None, None, None
 
 
-attention.register_autograd(_differentiate_attention, setup_context=_keep_attention)
+attention.register_autograd(_backward_of_attention, setup_context=_save_attention)
 
 
 @torch.library.custom_op("trajectory_transformer::dropout_norm", mutates_args=())
 def dropout_norm(
     x: Tensor, gain: Tensor, shift: Tensor, seeds: Tensor, index: int, dropout: float
 ) -> tuple[Tensor, Tensor]:
-    """Dropout and a layer norm of it: x [B, L, width] -> two like x."""
+    """Dropout, and the layer norm of its result: x [B, L, width] -> two tensors like x."""
     out, normed = torch.empty_like(x), torch.empty_like(x)
     num_rows, width = x.numel() // x.shape[-1], x.shape[-1]
     norm_forward[(triton.cdiv(num_rows, _NORM.rows),)](
-        x.contiguous(), gain, shift, seeds, out, normed, index, num_rows, *_dropping(dropout),
+        x.contiguous(), gain, shift, seeds, out, normed, index, num_rows, *_dropout_args(dropout),
         width=width, block_rows=_NORM.rows, drops=dropout > 0, **_NORM.options,
     )  # fmt: skip
     return out, normed
@@ -166,14 +166,14 @@ def _(x, gain, shift, seeds, index, dropout):
 def _norm_backward(
     out: Tensor, grad_out: Tensor, grad_normed: Tensor, gain: Tensor, seeds: Tensor, index: int, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of what was added, the second of them with dropout, and of gain, shift and bias in parts."""
+    """Gradients of the residual input and of the branch before dropout, and partial sums for gain, shift and bias."""
     num_rows, width = out.numel() // out.shape[-1], out.shape[-1]
     grad_x, grad_branch = torch.empty_like(out), torch.empty_like(out, dtype=grad_normed.dtype)
     blocks = _NORM_BACKWARD
     sums = out.new_empty(blocks.spread(num_rows), 3, width, dtype=torch.float32)
     add_norm_backward[(len(sums),)](
         out, grad_normed.contiguous(), grad_out.contiguous(), gain, seeds, grad_x, grad_branch, sums, index, num_rows,
-        *_dropping(dropout), width=width, block_rows=blocks.rows, drops=dropout > 0, **blocks.options,
+        *_dropout_args(dropout), width=width, block_rows=blocks.rows, drops=dropout > 0, **blocks.options,
     )  # fmt: skip
     return grad_x, grad_branch, sums
 
@@ -185,19 +185,19 @@ def _(out, grad_out, grad_normed, gain, seeds, index, dropout):
     return torch.empty_like(out), torch.empty_like(out, dtype=grad_normed.dtype), sums
 
 
-def _keep_dropout_norm(ctx, inputs, output):
+def _save_dropout_norm(ctx, inputs, output):
     _, gain, _, seeds, *ctx.settings = inputs
     ctx.save_for_backward(output[0], gain, seeds)
 
 
-def _differentiate_dropout_norm(ctx, grad_out, grad_normed):
+def _backward_of_dropout_norm(ctx, grad_out, grad_normed):
     out, gain, seeds = ctx.saved_tensors
     _, grad, sums = _norm_backward(out, grad_out, grad_normed, gain, seeds, *ctx.settings)
     grad_gain, grad_shift, _ = sums.sum(0)
     return grad, grad_gain, grad_shift, None, None, None
 
 
-dropout_norm.register_autograd(_differentiate_dropout_norm, setup_context=_keep_dropout_norm)
+dropout_norm.register_autograd(_backward_of_dropout_norm, setup_context=_save_dropout_norm)
 
 
 @torch.library.custom_op("trajectory_transformer::linear_add_norm", mutates_args=())
@@ -205,12 +205,12 @@ def linear_add_norm(
     a: Tensor, weight: Tensor, bias: Tensor, x: Tensor, gain: Tensor, shift: Tensor,
     seeds: Tensor, index: int, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """A linear layer, dropout, the residual connection and a layer norm: a [B, L, K], x [B, L, width] -> two like x."""
+    """Linear layer, dropout, residual connection, layer norm: a [B, L, K], x [B, L, width] -> two tensors like x."""
     out, normed = torch.empty_like(x), torch.empty_like(x, dtype=a.dtype)
     num_rows, width, inner = x.numel() // x.shape[-1], x.shape[-1], a.shape[-1]
     blocks = (_OUT if inner == width else _DOWN).of(a)
     add_norm_forward[(triton.cdiv(num_rows, blocks.rows),)](
-        a, weight, bias, x, gain, shift, seeds, out, normed, index, num_rows, *_dropping(dropout),
+        a, weight, bias, x, gain, shift, seeds, out, normed, index, num_rows, *_dropout_args(dropout),
         inner=inner, width=width, block_rows=blocks.rows, block_inner=min(blocks.columns, inner), drops=dropout > 0,
         **blocks.options,
     )  # fmt: skip
@@ -222,12 +222,12 @@ def _(a, weight, bias, x, gain, shift, seeds, index, dropout):
     return torch.empty_like(x), torch.empty_like(x, dtype=a.dtype)
 
 
-def _keep_add_norm(ctx, inputs, output):
+def _save_add_norm(ctx, inputs, output):
     a, weight, bias, _, gain, _, seeds, *ctx.settings = inputs
     ctx.save_for_backward(a, weight, bias, gain, seeds, output[0])
 
 
-def _differentiate_add_norm(ctx, grad_out, grad_normed):
+def _backward_of_add_norm(ctx, grad_out, grad_normed):
     a, weight, bias, gain, seeds, out = ctx.saved_tensors
     grad_x, grad_branch, sums = _norm_backward(out, grad_out, grad_normed, gain, seeds, *ctx.settings)
     grad_gain, grad_shift, grad_bias = sums.sum(0)
@@ -237,12 +237,12 @@ def _differentiate_add_norm(ctx, grad_out, grad_normed):
     return grad_a, grad_weight, grad_bias.to(bias.dtype), grad_x, grad_gain, grad_shift, None, None, None
 
 
-linear_add_norm.register_autograd(_differentiate_add_norm, setup_context=_keep_add_norm)
+linear_add_norm.register_autograd(_backward_of_add_norm, setup_context=_save_add_norm)
 
 
 @torch.library.custom_op("trajectory_transformer::linear_gelu", mutates_args=())
 def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """A linear layer and gelu: x [B, L, width], weight [N, width] -> gelu's slope and result [B, L, N]."""
+    """Linear layer and GELU: x [B, L, width], weight [N, width] -> derivative and value of the GELU [B, L, N]."""
     num_rows, width, num_columns = x.numel() // x.shape[-1], x.shape[-1], len(weight)
     slope = x.new_empty(*x.shape[:-1], num_columns)
     after = torch.empty_like(slope)
@@ -262,7 +262,7 @@ def _(x, weight, bias):
 
 @torch.library.custom_op("trajectory_transformer::gelu_backward", mutates_args=())
 def _gelu_backward(grad: Tensor, weight: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients before gelu from those of the layer after it, and of the bias in parts."""
+    """Gradient of the GELU's input, given that of the next layer's output, and partial sums for the bias."""
     num_rows, width, num_columns = grad.numel() // grad.shape[-1], grad.shape[-1], slope.shape[-1]
     blocks = _GELU_BACKWARD.of(grad)
     grad_before = torch.empty_like(slope)
@@ -285,9 +285,9 @@ def mlp(
     h: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, x: Tensor, gain: Tensor, shift: Tensor,
     seeds: Tensor, index: int, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Both linear layers around gelu, dropout, the residual connection and a layer norm: h, x -> two like x.
+    """Linear layer, GELU, linear layer, dropout, residual connection, layer norm: h, x -> two tensors like x.
 
-    The last two are kept for the backward pass: gelu's slope and its result, [B, L, N].
+    Also returns the derivative and the value of the GELU [B, L, N], for the backward pass.
     """
     slope, after = _linear_gelu(h, up, up_bias)
     out, normed = linear_add_norm(after, down, down_bias, x, gain, shift, seeds, index, dropout)
@@ -300,13 +300,13 @@ def _(h, up, up_bias, down, down_bias, x, gain, shift, seeds, index, dropout):
     return torch.empty_like(x), torch.empty_like(h), hidden, torch.empty_like(hidden)
 
 
-def _keep_mlp(ctx, inputs, output):
+def _save_mlp(ctx, inputs, output):
     h, up, up_bias, down, down_bias, _, gain, _, seeds, *ctx.settings = inputs
     out, _, slope, after = output
     ctx.save_for_backward(h, up, up_bias, down, down_bias, gain, seeds, out, slope, after)
 
 
-def _differentiate_mlp(ctx, grad_out, grad_normed, _, __):
+def _backward_of_mlp(ctx, grad_out, grad_normed, _, __):
     h, up, up_bias, down, down_bias, gain, seeds, out, slope, after = ctx.saved_tensors
     grad_x, grad_branch, sums = _norm_backward(out, grad_out, grad_normed, gain, seeds, *ctx.settings)
     grad_gain, grad_shift, grad_down_bias = sums.sum(0)
@@ -321,4 +321,4 @@ def _differentiate_mlp(ctx, grad_out, grad_normed, _, __):
     )  # fmt: skip
 
 
-mlp.register_autograd(_differentiate_mlp, setup_context=_keep_mlp)
+mlp.register_autograd(_backward_of_mlp, setup_context=_save_mlp)

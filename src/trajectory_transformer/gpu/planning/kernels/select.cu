@@ -1,172 +1,173 @@
-// Who goes on, and what goes on with them.
+// Kernels between two runs: rank candidates (`keep`) and copy the selected ones (`select_parents`).
 
-constexpr int MOST = 4096; // candidates of one environment
-constexpr int TEAM = 128;  // threads that move a candidate, where there is little to move
+constexpr int MAX_CANDIDATES = 4096; // per environment
+constexpr int TEAM = 128;            // threads that copy one candidate if no keys and values are copied
 
 struct Ranking {
     const float* scores;       // [E, K], larger is better
-    const long long* identity; // [E, K], equal for copies
+    const long long* identity; // [E, K], equal for duplicates
     long long* kept;           // [E, width], best first
     int candidates, width;
-    int distinct;              // whether a copy of a candidate that ranks before it comes after all others
+    int distinct;              // whether to rank duplicates after all other candidates
 };
 
-// Candidates become copies of their parents.
+// Replaces candidates by copies of their parents.
 struct Selection {
     const long long* parents; // [E, K]
     Store before, after;
-    const int* ancestors;     // [E, K before, MAX_SEGMENTS]; null before anything was read, as all below
+    const int* ancestors;     // [E, K before, MAX_SEGMENTS]; null (with all pointers below) before a prompt is read
     int* new_ancestors;       // [E, K, MAX_SEGMENTS]
-    const int* places;        // [E, K before], where in the order each parent was
-    int* new_places;          // [E, K]
-    int* order;               // [E, K], candidates with near common ancestors side by side
-    const Number* columns;    // keys and values of the segment being written, plane by plane (a layer's keys or values)
-    Number* new_columns;      // where they go; null where they need not
-    long long plane_stride;   // in numbers
-    int row_numbers;          // of one candidate in a plane
+    const int* order_index;   // [E, K before], index of each parent in the order
+    int* new_order_index;     // [E, K]
+    int* order;               // [E, K], candidates with recent common ancestors next to each other
+    const Scalar* columns;    // keys and values of the segment being written; a plane is one layer's keys or values
+    Scalar* new_columns;      // destination; null if nothing is copied
+    long long plane_stride;   // in elements
+    int row_elements;         // elements of one candidate in a plane
     int candidates, candidates_before;
-    int depth;                // segments after the prompt that ancestors are known of
-    int completes;            // whether a segment is complete: then parents' rows are its ancestors
+    int depth;                // complete segments after the prompt
+    int completes;            // whether the segment is complete: then its ancestors are the parents' rows
 };
 
-typedef unsigned long long Key; // what to sort by in the upper bits, a candidate's number in the lower 12
-static_assert(MOST <= 1 << 12, "numbers of 12 bits");
+typedef unsigned long long Key; // sort key in the upper bits, candidate index in the lower 12
+static_assert(MAX_CANDIDATES <= 1 << 12, "candidate indices have 12 bits");
 
-__device__ Key key_of(unsigned upper, int number) { return (Key)upper << 12 | unsigned(number); }
-template <typename Key> __device__ int number_of(Key key) { return int(key & 0xfff); }
+__device__ Key make_key(unsigned upper, int number) { return (Key)upper << 12 | unsigned(number); }
+template <typename Key> __device__ int index_of(Key key) { return int(key & 0xfff); }
 
-// Which of two keys stays at place i, in a step of a bitonic network that sorts pieces of `size`.
-template <typename Key> __device__ Key settled(Key own, Key other, int i, int size, int apart) {
+// Compare-exchange step of a bitonic sort of pieces of `size`: returns the key that belongs at index i.
+template <typename Key> __device__ Key compare_exchange(Key own, Key other, int i, int size, int apart) {
     return ((i & apart) == 0) == ((i & size) == 0) ? (own < other ? own : other) : (own < other ? other : own);
 }
 
-__device__ int room_for(int count) {
-    int room = LANES;
-    while (room < count) room *= 2;
-    return room;
+__device__ int padded_count(int count) {
+    int padded = LANES;
+    while (padded < count) padded *= 2;
+    return padded;
 }
 
-// Sorts `count` keys; there is room up to the next power of two, at least a warp's. Neighbours in a warp swap by themselves.
+// Bitonic sort of `count` keys; the array needs capacity for padded_count(count). Steps within a warp use shuffles.
 template <typename Key> __device__ void sort(Key* keys, int count) {
-    const int room = room_for(count);
-    for (int i = thread + count; i < room; i += THREADS) keys[i] = ~Key(0);
+    const int padded = padded_count(count);
+    for (int i = thread + count; i < padded; i += THREADS) keys[i] = ~Key(0);
     synchronize();
-    for (int i = thread; i < room; i += THREADS) {
+    for (int i = thread; i < padded; i += THREADS) {
         Key own = keys[i];
         for (int size = 2; size <= LANES; size *= 2)
-            for (int apart = size / 2; apart; apart /= 2) own = settled(own, from_lane(own, apart), i, size, apart);
+            for (int apart = size / 2; apart; apart /= 2) own = compare_exchange(own, shuffle_xor(own, apart), i, size, apart);
         keys[i] = own;
     }
     synchronize();
-    for (int size = 2 * LANES; size <= room; size *= 2) {
+    for (int size = 2 * LANES; size <= padded; size *= 2) {
         for (int apart = size / 2; apart >= LANES; apart /= 2) {
-            for (int pair = thread; pair < room / 2; pair += THREADS) {
+            for (int pair = thread; pair < padded / 2; pair += THREADS) {
                 const int i = 2 * pair - (pair & (apart - 1));
                 const Key a = keys[i], b = keys[i + apart];
-                keys[i] = settled(a, b, i, size, apart), keys[i + apart] = settled(b, a, i + apart, size, apart);
+                keys[i] = compare_exchange(a, b, i, size, apart), keys[i + apart] = compare_exchange(b, a, i + apart, size, apart);
             }
             synchronize();
         }
-        for (int i = thread; i < room; i += THREADS) {
+        for (int i = thread; i < padded; i += THREADS) {
             Key own = keys[i];
-            for (int apart = LANES / 2; apart; apart /= 2) own = settled(own, from_lane(own, apart), i, size, apart);
+            for (int apart = LANES / 2; apart; apart /= 2) own = compare_exchange(own, shuffle_xor(own, apart), i, size, apart);
             keys[i] = own;
         }
         synchronize();
     }
 }
 
-// Larger scores first.
-__device__ unsigned upper_of(float score) {
+// Maps a score to bits that sort in descending order of scores.
+__device__ unsigned sortable_bits(float score) {
     union { float number; unsigned bits; } same;
-    same.number = score + 0.0f; // so that there is one zero only
+    same.number = score + 0.0f; // turns -0 into +0
     return same.bits >> 31 ? same.bits : ~(same.bits | 0x80000000u);
 }
 
-// Marks keys of copies, so that they sort behind all others. Of those alike the first in a table of hashes speaks for all.
-__device__ void mark_copies(Key* keys, const long long* identity, int count, unsigned* best, int* firsts, int* table) {
-    const int mask = 2 * room_for(count) - 1;
-    int spokesman[MOST / THREADS];
+// Marks the keys of duplicates so that they sort last. In a hash table of identities, one candidate represents each
+// group of duplicates; the best score of the group, then the lowest index, stays unmarked.
+__device__ void mark_duplicates(Key* keys, const long long* identity, int count, unsigned* best, int* first_index, int* table) {
+    const int mask = 2 * padded_count(count) - 1;
+    int representative[MAX_CANDIDATES / THREADS];
     for (int i = thread; i <= mask; i += THREADS) table[i] = -1;
-    for (int i = thread; i < count; i += THREADS) best[i] = ~0u, firsts[i] = MOST;
+    for (int i = thread; i < count; i += THREADS) best[i] = ~0u, first_index[i] = MAX_CANDIDATES;
     synchronize();
     for (int i = thread; i < count; i += THREADS) {
-        int place = int((unsigned long long)identity[i] * 0x9E3779B97F4A7C15ull >> 40) & mask, other;
-        while ((other = claim(&table[place], i)) >= 0 && identity[other] != identity[i]) place = (place + 1) & mask;
-        spokesman[i / THREADS] = other < 0 ? i : other;
-        lower(&best[spokesman[i / THREADS]], unsigned(keys[i] >> 12));
+        int entry = int((unsigned long long)identity[i] * 0x9E3779B97F4A7C15ull >> 40) & mask, other;
+        while ((other = claim(&table[entry], i)) >= 0 && identity[other] != identity[i]) entry = (entry + 1) & mask;
+        representative[i / THREADS] = other < 0 ? i : other;
+        atomic_min(&best[representative[i / THREADS]], unsigned(keys[i] >> 12));
     }
     synchronize();
     for (int i = thread; i < count; i += THREADS)
-        if (best[spokesman[i / THREADS]] == unsigned(keys[i] >> 12)) lower(&firsts[spokesman[i / THREADS]], i);
+        if (best[representative[i / THREADS]] == unsigned(keys[i] >> 12)) atomic_min(&first_index[representative[i / THREADS]], i);
     synchronize();
     for (int i = thread; i < count; i += THREADS)
-        if (firsts[spokesman[i / THREADS]] != i) keys[i] |= 1ull << 63;
+        if (first_index[representative[i / THREADS]] != i) keys[i] |= 1ull << 63;
 }
 
-// As `keep_best` in search/beam.py. One block for each environment.
-LAUNCHED(keep)(const Ranking ranking) {
-    const int count = ranking.candidates, room = room_for(count);
+// Ranks candidates, as `StepwiseDecoder.keep` in search/decoder.py. One thread block per environment.
+KERNEL(keep)(const Ranking ranking) {
+    const int count = ranking.candidates, padded = padded_count(count);
     Key* keys = reinterpret_cast<Key*>(shared_bytes);
-    long long* identity = reinterpret_cast<long long*>(keys + room);
-    unsigned* best = reinterpret_cast<unsigned*>(identity + room);
-    int* firsts = reinterpret_cast<int*>(best + room);
-    int* table = firsts + room;
+    long long* identity = reinterpret_cast<long long*>(keys + padded);
+    unsigned* best = reinterpret_cast<unsigned*>(identity + padded);
+    int* first_index = reinterpret_cast<int*>(best + padded);
+    int* table = first_index + padded;
     const long long first = (long long)block_index * count;
     for (int i = thread; i < count; i += THREADS) {
         identity[i] = ranking.identity[first + i];
-        keys[i] = key_of(upper_of(ranking.scores[first + i]), i);
+        keys[i] = make_key(sortable_bits(ranking.scores[first + i]), i);
     }
-    if (ranking.distinct) mark_copies(keys, identity, count, best, firsts, table);
+    if (ranking.distinct) mark_duplicates(keys, identity, count, best, first_index, table);
     sort(keys, count);
     for (int i = thread; i < ranking.width; i += THREADS)
-        ranking.kept[(long long)block_index * ranking.width + i] = number_of(keys[i]);
+        ranking.kept[(long long)block_index * ranking.width + i] = index_of(keys[i]);
 }
 
-// Children follow the order of their parents, so that a family stays together and reads common keys and values once.
-__device__ void arrange(const Selection& selection, int env) {
+// Orders children like their parents, so that siblings stay together and share tiles of keys and values.
+__device__ void order_children(const Selection& selection, int env) {
     const int count = selection.candidates;
-    unsigned* keys = reinterpret_cast<unsigned*>(shared_bytes); // a place and a number both have 12 bits
+    unsigned* keys = reinterpret_cast<unsigned*>(shared_bytes); // order index (12 bits) and candidate index (12 bits)
     const long long first = (long long)env * count, before = (long long)env * selection.candidates_before;
     for (int i = thread; i < count; i += THREADS)
-        keys[i] = unsigned(key_of(selection.places[before + selection.parents[first + i]], i));
+        keys[i] = unsigned(make_key(selection.order_index[before + selection.parents[first + i]], i));
     sort(keys, count);
     for (int i = thread; i < count; i += THREADS) {
-        selection.order[first + i] = number_of(keys[i]);
-        selection.new_places[first + number_of(keys[i])] = i;
+        selection.order[first + i] = index_of(keys[i]);
+        selection.new_order_index[first + index_of(keys[i])] = i;
     }
 }
 
-// Copies by `team` threads, of which this one is `member`.
+// Copies with `team` threads; `member` is the index of this thread.
 template <typename V> __device__ void copy(V* to, const V* from, int count, int member, int team) {
     for (int i = member; i < count; i += team) to[i] = from[i];
 }
 
-// Keys and values of the segment being written, from one row to another of the same planes. A whole block.
+// Copies keys and values of the segment being written to another row. Run by a whole thread block.
 __device__ void copy_columns(const Selection& selection, long long row, long long parent) {
     struct alignas(16) Piece { long long first, second; };
-    constexpr int PIECE = sizeof(Piece) / sizeof(Number), AT_ONCE = 4; // asked for before the first is stored
-    const int pieces = selection.row_numbers / PIECE, all = 2 * LAYERS * pieces;
-    const auto place = [&](int i) { return i / pieces * selection.plane_stride + i % pieces * PIECE; };
-    const Number* from = selection.columns + parent * selection.row_numbers;
-    Number* to = selection.new_columns + row * selection.row_numbers;
+    constexpr int PIECE = sizeof(Piece) / sizeof(Scalar), AT_ONCE = 4; // loads in flight before the first store
+    const int pieces = selection.row_elements / PIECE, all = 2 * LAYERS * pieces;
+    const auto offset = [&](int i) { return i / pieces * selection.plane_stride + i % pieces * PIECE; };
+    const Scalar* from = selection.columns + parent * selection.row_elements;
+    Scalar* to = selection.new_columns + row * selection.row_elements;
     for (int first = thread; first < all; first += AT_ONCE * THREADS) {
         Piece held[AT_ONCE];
         for (int i = 0; i < AT_ONCE; ++i)
-            if (first + i * THREADS < all) held[i] = *reinterpret_cast<const Piece*>(from + place(first + i * THREADS));
+            if (first + i * THREADS < all) held[i] = *reinterpret_cast<const Piece*>(from + offset(first + i * THREADS));
         for (int i = 0; i < AT_ONCE; ++i)
-            if (first + i * THREADS < all) *reinterpret_cast<Piece*>(to + place(first + i * THREADS)) = held[i];
+            if (first + i * THREADS < all) *reinterpret_cast<Piece*>(to + offset(first + i * THREADS)) = held[i];
     }
 }
 
-// The first block of an environment arranges its candidates, the others copy what their parents had: a candidate each where
-// keys and values move, else a few.
-LAUNCHED(select_parents)(const Selection selection) {
+// The first thread block of an environment orders its candidates. The others copy the parents' state: one candidate per
+// block if keys and values are copied, else one per team.
+KERNEL(select_parents)(const Selection selection) {
     const int team = selection.new_columns || THREADS < TEAM ? THREADS : TEAM, teams = THREADS / team;
-    const int blocks = 1 + (selection.candidates + teams - 1) / teams; // of an environment
+    const int blocks = 1 + (selection.candidates + teams - 1) / teams; // per environment
     const int env = block_index / blocks, number = block_index % blocks - 1, member = thread % team;
     if (number < 0) {
-        if (selection.ancestors) arrange(selection, env);
+        if (selection.ancestors) order_children(selection, env);
         return;
     }
     const int candidate = number * teams + thread / team;
@@ -174,8 +175,8 @@ LAUNCHED(select_parents)(const Selection selection) {
     const long long row = (long long)env * selection.candidates + candidate;
     const long long parent = (long long)env * selection.candidates_before + selection.parents[row];
     const Store &before = selection.before, &after = selection.after;
-    copy(after.tokens + row * after.token_room, before.tokens + parent * before.token_room, before.num_tokens, member, team);
-    copy(after.rewards + row * after.reward_room, before.rewards + parent * before.reward_room, before.num_rewards, member, team);
+    copy(after.tokens + row * after.token_capacity, before.tokens + parent * before.token_capacity, before.num_tokens, member, team);
+    copy(after.rewards + row * after.reward_capacity, before.rewards + parent * before.reward_capacity, before.num_rewards, member, team);
     if (member == 0) {
         after.log_prob[row] = before.log_prob[parent], after.value[row] = before.value[parent];
         after.ended[row] = before.ended[parent], after.identity[row] = before.identity[parent];
@@ -187,9 +188,9 @@ LAUNCHED(select_parents)(const Selection selection) {
     if (selection.new_columns) copy_columns(selection, row, parent);
 }
 
-// What the caller must know.
+// Constants that the caller reads, and entry points for the CPU.
 #ifdef HOST
-#define TOLD extern "C"
+#define EXPORTED extern "C"
 extern "C" void launch_extend(const Run* run, int groups) { launch(groups * RANKS, RANKS, [=] { extend(*run); }); }
 extern "C" void launch_keep(const Ranking* ranking, int blocks) { launch(blocks, 1, [=] { keep(*ranking); }); }
 extern "C" void launch_select(const Selection* selection, int envs) {
@@ -197,8 +198,8 @@ extern "C" void launch_select(const Selection* selection, int envs) {
     launch(envs * (1 + (selection->candidates + teams - 1) / teams), 1, [=] { select_parents(*selection); });
 }
 #else
-#define TOLD extern "C" __device__
+#define EXPORTED extern "C" __device__
 #endif
-TOLD int room_bytes = ROOM_BYTES(Room);
-TOLD int run_bytes = sizeof(Run);
-TOLD int tile_bytes = sizeof(Tile);
+EXPORTED int room_bytes = ALIGNED_BYTES(Shared);
+EXPORTED int run_bytes = sizeof(Run);
+EXPORTED int tile_bytes = sizeof(Tile);

@@ -1,11 +1,12 @@
-// Which tiles of keys and values the candidates of a block attend to. Candidates with a common ancestor share its tiles.
+// Lists the tiles of keys and values that a block's candidates attend to. Candidates share the tiles of a common
+// ancestor.
 
 struct Tile {
-    const Number* keys;
-    const Number* values;
-    int tiles_of_layer; // how many further the next layer's tile is
-    int rows;           // bit r: candidate r of the block reads it
-    int columns;        // valid ones; -1 - i for tile i of the segment being written, which grows
+    const Scalar* keys;
+    const Scalar* values;
+    int layer_stride; // distance to the next layer's tile, in tiles
+    int rows;         // bit r: candidate r of the block attends to this tile
+    int columns;      // number of valid columns; -1 - i: tile i of the segment being written, which grows
 };
 
 __device__ int valid_columns(int listed, int columns) {
@@ -14,7 +15,7 @@ __device__ int valid_columns(int listed, int columns) {
     return left < 0 ? 0 : (left > TILE ? TILE : left);
 }
 
-// Writes the list for candidates [rows] and returns its length. For one warp, whose lanes have a segment each.
+// Writes the tile list of candidates [rows] and returns its length. Run by one warp; each lane handles a segment.
 __device__ int list_tiles(const Run& run, int env, const int* candidates, int rows, Tile* list) {
     const int lane = thread % LANES;
     const int of_prompt = int(run.prompt_stride / (WIDTH * TILE)), of_segment = int(run.layer_stride / (WIDTH * TILE));
@@ -27,7 +28,7 @@ __device__ int list_tiles(const Run& run, int env, const int* candidates, int ro
         const int segment = base + lane;
         const int tiles = segment == 0 ? run.prompt_tiles : run.tiles;
         const int columns = segment == 0 ? run.prompt_columns : run.capacity;
-        // Who reads what candidate r reads, a byte for each; none where somebody before r is among them.
+        // Byte r: bit mask of the candidates that share the row of candidate r; 0 if a lower candidate has it already.
         unsigned long long readers = 0;
         int own[ROWS], count = 0;
 #pragma unroll
@@ -40,10 +41,10 @@ __device__ int list_tiles(const Run& run, int env, const int* candidates, int ro
             if (own[r] < 0 || same & ((1 << r) - 1)) continue;
             readers |= (unsigned long long)same << 8 * r, count += tiles;
         }
-        int place = length, total = 0; // tiles of the segments before this one, and of all
+        int next = length, total = 0; // index of this lane's first tile, number of tiles of all lanes
         for (int other = 0; other < LANES; ++other) {
-            const int its = at_lane(count, other);
-            if (other < lane) place += its;
+            const int its = shuffle(count, other);
+            if (other < lane) next += its;
             total += its;
         }
         length += total;
@@ -56,7 +57,7 @@ __device__ int list_tiles(const Run& run, int env, const int* candidates, int ro
             for (int tile = 0; tile < tiles; ++tile) {
                 const long long begin = (first + tile) * WIDTH * TILE + (segment ? run.segments[segment] * run.segment_stride : 0);
                 const int left = columns - TILE * tile;
-                list[place++] = Tile{(segment ? run.keys : run.prompt_keys) + begin, (segment ? run.values : run.prompt_values) + begin,
+                list[next++] = Tile{(segment ? run.keys : run.prompt_keys) + begin, (segment ? run.values : run.prompt_values) + begin,
                                      segment ? of_segment : of_prompt, mask, left < TILE ? left : TILE};
             }
         }
@@ -71,7 +72,7 @@ __device__ int list_tiles(const Run& run, int env, const int* candidates, int ro
     return length + rows * run.tiles;
 }
 
-// Where the tile of the current segment begins that holds a column of a row.
+// Offset of the tile of the current segment that holds a column of a row.
 __device__ long long current_tile(const Run& run, long long row, int layer, int column) {
     return run.current * run.segment_stride + layer * run.layer_stride + (row * run.tiles + column / TILE) * WIDTH * TILE;
 }

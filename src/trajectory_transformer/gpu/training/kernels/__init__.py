@@ -1,5 +1,5 @@
-"""What a training step in bfloat16 is made of on a GPU, in Triton.
+"""Triton kernels of the fused bfloat16 training step.
 
-The kernels fuse what a compiler leaves apart. Nothing is added up by atomics, so results repeat bit by bit. Only
-`training.operations` imports them.
+They fuse operations that torch.compile keeps separate. No kernel uses atomics, so results are deterministic. Only
+`gpu.training.operations` imports them.
 """

@@ -1,4 +1,4 @@
-"""Attention over readable columns with dropout, and its gradients."""
+"""Attention over readable columns with dropout: forward and backward kernels."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ def attention_forward(
     qkv, readers, seeds, out, weight, index, length, scale, threshold, scale_kept,
     heads: tl.constexpr, dim: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr, drops: tl.constexpr,
 ):  # fmt: skip
-    """What every token finds in the readable columns up to its own, and the logarithm of its weights' sum."""
+    """Attend to the readable columns up to each row; also store the log-sum-exp (base 2) of each row's scores."""
     head = tl.program_id(1)
     width: tl.constexpr = heads * dim
     batch, own = head // heads, head % heads
@@ -34,7 +34,7 @@ def attention_forward(
         visible = tl.load(readers + columns, mask=columns < length, other=2**30)[None, :] <= rows[:, None]
         scores = tl.where(visible, scores, -float("inf"))
         higher = tl.maximum(highest, tl.max(scores, 1) * scale)
-        finite = tl.where(higher == -float("inf"), 0.0, higher)  # nothing readable so far
+        finite = tl.where(higher == -float("inf"), 0.0, higher)  # no readable column so far
         shares = tl.exp2(scores * scale - finite[:, None])
         shrink = tl.exp2(highest - finite)
         total = total * shrink + tl.sum(shares, 1)
@@ -56,7 +56,7 @@ def attention_backward_rows(
     scale, plain_scale, threshold, scale_kept,
     heads: tl.constexpr, dim: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr, drops: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of queries and their sum, and for the next kernel what all scores of a row have in common."""
+    """Query gradients and their partial sums; also store each row's dot product of output and gradient."""
     head = tl.program_id(1)
     width: tl.constexpr = heads * dim
     batch, own = head // heads, head % heads
@@ -102,7 +102,7 @@ def attention_backward_columns(
     scale, plain_scale, threshold, scale_kept,
     heads: tl.constexpr, dim: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr, drops: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values, and the sum of the values'."""
+    """Key and value gradients, and partial sums of the value gradients."""
     head = tl.program_id(1)
     width: tl.constexpr = heads * dim
     batch, own = head // heads, head % heads
@@ -125,7 +125,7 @@ def attention_backward_columns(
         query = tl.load(base + rows[:, None] * 3 * width + dims[None, :], mask=inside[:, None], other=0.0)
         source = grad + (batch.to(tl.int64) * length + rows[:, None]) * width + own * dim + dims[None, :]
         given = tl.load(source, mask=inside[:, None], other=0.0)
-        total = tl.load(weight + head * length + rows, mask=inside, other=float("inf"))  # no shares to rows outside
+        total = tl.load(weight + head * length + rows, mask=inside, other=float("inf"))  # rows outside get weight 0
         shift = tl.load(common + head * length + rows, mask=inside, other=0.0)
         scores = tl.dot(key, tl.trans(query), input_precision="ieee")
         shares = tl.where(reader <= rows[None, :], tl.exp2(scores * scale - total[None, :]), 0.0)

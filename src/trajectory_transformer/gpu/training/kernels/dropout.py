@@ -1,6 +1,6 @@
-"""Dropout by a hash of an element's row and column and the step's seed.
+"""Dropout masks from a hash of row, column and seed.
 
-Cheaper than a counter-based generator, and the backward pass draws the same again instead of keeping masks.
+Cheaper than a counter-based generator. The backward pass recomputes the masks instead of storing them.
 """
 
 import triton
@@ -9,18 +9,18 @@ import triton.language as tl
 
 @triton.jit
 def hash_rows(seed, rows):
-    """A word for each row: once more mixed than a column's, since rows are many."""
+    """Hash of each row; mixed one round more than columns, because there are more rows."""
     words = (rows ^ seed).to(tl.uint32) * 0x7FEB352D
     return (words ^ (words >> 15)) * 0x846CA68B
 
 
 @triton.jit
 def hash_columns(columns):
-    """A word for each column."""
+    """Hash of each column."""
     return columns.to(tl.uint32) * 0x85EBCA6B
 
 
 @triton.jit
 def kept(rows, columns, threshold):
-    """Whether each element of a block survives dropout: the hashes of its row and column, mixed once more."""
+    """Whether each element of a block survives dropout, from the combined hashes of its row and column."""
     return (rows ^ columns) * 0x9E3779B1 >= threshold.to(tl.uint32) << 8

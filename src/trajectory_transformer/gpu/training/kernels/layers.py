@@ -1,4 +1,4 @@
-"""Linear layers with what follows them: dropout, residual connection and layer norm, or gelu; and their gradients."""
+"""Linear layers with fused epilogues (dropout, residual connection, layer norm or GELU), and their backward kernels."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from trajectory_transformer.gpu.training.kernels.dropout import hash_columns, ha
 
 @triton.jit
 def _norm(x, gain, shift, columns, width: tl.constexpr):
-    """The layer norm of every row."""
+    """Layer norm of every row."""
     x = x - (tl.sum(x, 1) / width)[:, None]
     x = x * tl.rsqrt(tl.sum(x * x, 1) / width + 1e-5)[:, None]
     return x * tl.load(gain + columns)[None, :] + tl.load(shift + columns)[None, :]
@@ -19,7 +19,7 @@ def norm_forward(
     x, gain, shift, seeds, out, normed, index, num_rows, threshold, scale_kept,
     width: tl.constexpr, block_rows: tl.constexpr, drops: tl.constexpr,
 ):  # fmt: skip
-    """Dropout and a layer norm: x [M, width] -> two like x."""
+    """Dropout, and the layer norm of its result: x [M, width] -> two tensors like x."""
     rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     columns = tl.arange(0, width)
     inside = (rows < num_rows)[:, None]
@@ -30,7 +30,7 @@ def norm_forward(
         survives = kept(words[:, None], hash_columns(columns)[None, :], threshold)
         new = tl.where(survives, new.to(tl.float32) * scale_kept, 0.0).to(out.dtype.element_ty)
     tl.store(out + place, new, mask=inside)
-    new = _norm(new.to(tl.float32), gain, shift, columns, width)  # as the backward pass will read it
+    new = _norm(new.to(tl.float32), gain, shift, columns, width)  # uses the rounded value, as the backward pass does
     tl.store(normed + place, new.to(normed.dtype.element_ty), mask=inside)
 
 
@@ -39,7 +39,7 @@ def add_norm_forward(
     a, weight, bias, x, gain, shift, seeds, out, normed, index, num_rows, threshold, scale_kept,
     inner: tl.constexpr, width: tl.constexpr, block_rows: tl.constexpr, block_inner: tl.constexpr, drops: tl.constexpr,
 ):  # fmt: skip
-    """A linear layer, dropout and the residual connection: a [M, inner] -> [M, width], and the layer norm of it."""
+    """Linear layer, dropout and residual connection: a [M, inner] -> [M, width], and the layer norm of the result."""
     rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     columns = tl.arange(0, width)
     inside = (rows < num_rows)[:, None]
@@ -58,7 +58,7 @@ def add_norm_forward(
     old = tl.load(x + place, mask=inside, other=0.0)
     new = (old.to(tl.float32) + branch).to(old.dtype)
     tl.store(out + place, new, mask=inside)
-    new = _norm(new.to(tl.float32), gain, shift, columns, width)  # as the backward pass will read it
+    new = _norm(new.to(tl.float32), gain, shift, columns, width)  # uses the rounded value, as the backward pass does
     tl.store(normed + place, new.to(normed.dtype.element_ty), mask=inside)
 
 
@@ -67,11 +67,11 @@ def add_norm_backward(
     out, grad_normed, grad_out, gain, seeds, grad_x, grad_branch, sums, index, num_rows, threshold, scale_kept,
     width: tl.constexpr, block_rows: tl.constexpr, drops: tl.constexpr,
 ):  # fmt: skip
-    """Gradients through layer norm, residual connection and dropout, and parts of those of gain, shift and bias."""
+    """Backward of layer norm, residual connection and dropout, and partial sums for gain, shift and bias."""
     columns = tl.arange(0, width)
     scale = tl.load(gain + columns)[None, :]
     seed = tl.load(seeds + index)
-    # Added up over rows at the end alone: until then each thread keeps its own.
+    # Reduce over rows only once, after the loop: until then every thread accumulates in its own registers.
     grad_gain = tl.zeros([block_rows, width], tl.float32)
     grad_shift = tl.zeros([block_rows, width], tl.float32)
     grad_bias = tl.zeros([block_rows, width], tl.float32)
@@ -104,7 +104,7 @@ def add_norm_backward(
 
 @triton.jit
 def _gelu(x):
-    """Gelu and its slope; the normal distribution's mass below x to 1e-7 (Abramowitz and Stegun, 7.1.26)."""
+    """GELU and its derivative; the normal CDF has an error of 1e-7 (Abramowitz and Stegun, 7.1.26)."""
     density = tl.exp2(x * x * -0.7213475204444817 - 1.3257480647361593)
     part = tl.rsqrt(1.0 + 0.23164190 * tl.abs(x))
     part = part * part  # cheaper than a division
@@ -120,7 +120,7 @@ def gelu_forward(
     x, weight, bias, slope, after, num_rows, num_columns,
     width: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
-    """A linear layer and gelu: x [M, width] -> gelu's slope and result [M, N]; a program keeps its weights."""
+    """Linear layer and GELU: x [M, width] -> derivative and value of the GELU [M, N]. Weights stay in registers."""
     columns = tl.program_id(0) * block_columns + tl.arange(0, block_columns)
     dims = tl.arange(0, width)
     right = tl.load(weight + columns[:, None] * width + dims[None, :])
@@ -140,7 +140,7 @@ def gelu_backward(
     grad, weight, slope, grad_before, sums, num_rows, num_columns,
     width: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
-    """The gradient before gelu from that of the layer after it: grad [M, width], weight [width, N] -> [M, N]."""
+    """Gradient of the GELU's input, given that of the next layer's output: [M, width], weight [width, N] -> [M, N]."""
     columns = tl.program_id(0) * block_columns + tl.arange(0, block_columns)
     dims = tl.arange(0, width)
     right = tl.load(weight + dims[:, None] * num_columns + columns[None, :])
