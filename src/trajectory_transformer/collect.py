@@ -5,7 +5,6 @@ streams derived from these. So a dataset does not depend on the number of proces
 episodes alone as in a mixture.
 """
 
-import importlib.metadata
 import itertools
 import json
 import multiprocessing
@@ -34,6 +33,7 @@ from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset, Episode
 from trajectory_transformer.data.scores import references_of
 from trajectory_transformer.data.spaces import action_leaf, flatten, split_goal
+from trajectory_transformer.results import package_versions
 from trajectory_transformer.rollout import make_envs, rollout, space_dims
 
 # Environments are reset with seeds from the upper half of the range; evaluations use small seeds.
@@ -210,7 +210,7 @@ def collected_dataset(
     if env_options:
         metadata["env_options"] = json.dumps(dict(env_options))
     metadata["policy"] = ", ".join(part.actor.label for part in parts)
-    metadata |= {f"version.{name}": version for name, version in _versions().items()}
+    metadata |= {f"version.{name}": version for name, version in package_versions(_PACKAGES).items()}
     references = references_of(env_id)
     if references is not None:
         metadata |= {"ref_min_score": references.random, "ref_max_score": references.expert}
@@ -224,16 +224,6 @@ def collected_dataset(
         tuple(dimension for part in observation_parts for dimension in part.dimensions("observation")),
         action.dimensions("action"),
     )
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def truncate(episode: Episode, steps: int) -> Episode:

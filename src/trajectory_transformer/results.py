@@ -34,7 +34,7 @@ def write_result(
         "command": command,
         "commit": _commit(),
         "device": _device_name(device),
-        "versions": _versions(),
+        "versions": {"python": platform.python_version(), **package_versions(_PACKAGES)},
         "seeds": list(seeds),
         "seconds": round(seconds, 3),
         "metrics": {key: float(value) for key, value in metrics.items()},
@@ -86,9 +86,10 @@ def _device_name(device: torch.device) -> str:
     return f"{model}, {torch.get_num_threads()} threads"
 
 
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+def package_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of those packages that are installed."""
+    found = {}
+    for package in packages:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
