@@ -1,4 +1,4 @@
-"""Peak memory of tokenising and training on data that is never held: ten million transitions, a stream to shards.
+"""Peak memory of tokenizing and training on a stream of ten million transitions that is never held in memory.
 
     python benchmarks/memory_mapped.py [--steps 10_000_000] [--out results/training/memory_mapped.json]
 
@@ -76,25 +76,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10_000_000)
     parser.add_argument("--out", type=Path, default=None)
-    parser.add_argument("--part", choices=("import", "tokenise", "train"), help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=("import", "tokenize", "train"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     started = time.perf_counter()
     if options.part is not None:
         numbers: dict[str, float] = {}
         if options.part != "import":
-            numbers = (tokenize_stream if options.part == "tokenise" else train)(options.folder, options.steps)
+            numbers = (tokenize_stream if options.part == "tokenize" else train)(options.folder, options.steps)
         numbers["seconds"] = time.perf_counter() - started
         numbers["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps(numbers))
         return
     metrics: dict[str, float] = {"transitions": options.steps}
     with tempfile.TemporaryDirectory() as scratch:
-        for part in ("import", "tokenise", "train"):
+        for part in ("import", "tokenize", "train"):
             numbers = measured(part, Path(scratch) / "shards", options.steps)
             print(f"{part:10}" + "".join(f"{name} {value:.4g}  " for name, value in numbers.items()))
             metrics |= {f"{part}_{name}": value for name, value in numbers.items()}
-    metrics["peak_mib"] = max(metrics["tokenise_peak_mib"], metrics["train_peak_mib"])
+    metrics["peak_mib"] = max(metrics["tokenize_peak_mib"], metrics["train_peak_mib"])
     if options.out is not None:
         write_result(
             options.out,

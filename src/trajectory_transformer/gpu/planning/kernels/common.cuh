@@ -174,7 +174,7 @@ __device__ void keep_middle(float mass, float (&lane_logits)[TOKENS_PER_LANE]) {
         if (before[i] + prob[i] <= first || before[i] >= last) lane_logits[i] = -INFINITY;
 }
 
-// Mean or percentile of a discretised scalar, as `predicted_value` in search/sampling.py. The stop token counts as
+// Mean or percentile of a discretized scalar, as `predicted_value` in search/sampling.py. The stop token counts as
 // zero.
 __device__ float predicted_value(const Part& part, const float* logits, const float* bin_values, float log_total, int lane) {
     float result = 0.0f;
