@@ -45,7 +45,7 @@ def stream(num_steps: int) -> Iterator[Episode]:
         )
 
 
-def tokenise(folder: Path, num_steps: int) -> dict[str, float]:
+def tokenize_stream(folder: Path, num_steps: int) -> dict[str, float]:
     """Fit on a sample and write the shards."""
     build_shards(folder, lambda: stream(num_steps), TokenConfig(), source="random walks")
     size = sum(path.stat().st_size for path in folder.iterdir())
@@ -53,18 +53,18 @@ def tokenise(folder: Path, num_steps: int) -> dict[str, float]:
 
 
 def train(folder: Path, num_steps: int) -> dict[str, float]:
-    """A hundred steps of a tiny model, the batches spread over all shards."""
+    """A hundred steps of a tiny model, with batches spread over all shards."""
     shards = open_shards(folder)
     assert shards.data.num_windows == num_steps // EPISODE * EPISODE
     sizes = ModelConfig(window=10, num_layers=1, num_heads=2, width=32)
-    model = TrajectoryModel.build(shards.layout, shards.discretizer, shards.tokens, sizes, shards.metadata, seed=0)
-    trainer = Trainer(model, shards.data, TrainConfig(steps=100, batch_size=64, log_every=100))
+    model = TrajectoryModel.build(shards.tokenizer, sizes, shards.metadata, seed=0)
+    trainer = Trainer(model, shards.data, TrainConfig(steps=100, batch_size=64), log_every=100)
     losses = [metrics.loss for metrics in trainer.run() if metrics is not None]
     return {"loss": losses[-1]}
 
 
 def measured(part: str, folder: Path, num_steps: int) -> dict[str, float]:
-    """One part in a fresh process: its seconds, its peak, and what it says."""
+    """Run one part in a fresh process: seconds, peak memory, and its own numbers."""
     words = [sys.executable, __file__, "--part", part, "--folder", str(folder), "--steps", str(num_steps)]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
     numbers: dict[str, float] = json.loads(done.stdout)
@@ -83,7 +83,7 @@ def main() -> None:
     if options.part is not None:
         numbers: dict[str, float] = {}
         if options.part != "import":
-            numbers = (tokenise if options.part == "tokenise" else train)(options.folder, options.steps)
+            numbers = (tokenize_stream if options.part == "tokenise" else train)(options.folder, options.steps)
         numbers["seconds"] = time.perf_counter() - started
         numbers["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps(numbers))

@@ -1,11 +1,10 @@
-"""How long a plan takes: every decoder in one run, at the sizes of a locomotion task.
+"""Planning time of the naive and the cached decoder at the sizes of a locomotion task.
 
     python benchmarks/plan_latency.py [--quick] [--device cpu] [--out results/planning/plan_latency_cpu.json]
 
-Ratios are measured side by side in one run. `cached_speedup` is where context and horizon fit the model's window,
-`cached_speedup_sliding` where the window slides. How the cost grows with the horizon is measured where nothing slides
-(a window of 25), where everything does (5), and with the default of 10, where only the longer horizons slide. Random
-weights: time does not depend on them.
+Ratios are measured in one run, in turn. `cached_speedup` is for a context and horizon that fit the model's window,
+`cached_speedup_sliding` for a sliding window. Cost by horizon is measured without sliding (window 25), with sliding at
+every step (window 5), and with the default window of 10, where only the longer horizons slide. The weights are random.
 """
 
 import argparse
@@ -20,10 +19,11 @@ import numpy as np
 import torch
 
 from trajectory_transformer.config import ModelConfig, SearchConfig
-from trajectory_transformer.gpu.backends import make_decoder
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.results import write_result
 from trajectory_transformer.search.beam import beam_search
+from trajectory_transformer.search.cached import CachedDecoder
+from trajectory_transformer.search.decoder import Bins, Decoder, NaiveDecoder
 from trajectory_transformer.search.objectives import discounted_return
 from trajectory_transformer.search.sampling import Noise
 from trajectory_transformer.tokens.layout import TokenLayout
@@ -33,27 +33,24 @@ NUM_BINS = 100
 
 
 def make_gpt(window: int, device: torch.device) -> GPT:
-    """The paper's model with random weights, big enough to tell tokens apart."""
+    """The paper's model with random weights large enough to distinguish tokens."""
     torch.manual_seed(0)
     gpt = GPT(HOPPER, NUM_BINS, ModelConfig(window=window, dropout=0.0)).eval().to(device)
     torch.nn.init.normal_(gpt.token_embedding.weight)
     return gpt
 
 
-def planner(gpt: GPT, decoder_name: str, config: SearchConfig, device: torch.device) -> Callable[[], torch.Tensor]:
-    """A function that makes one plan and brings its first action back."""
+def planner(decoder: Decoder, config: SearchConfig, device: torch.device) -> Callable[[], torch.Tensor]:
+    """A function that makes one plan and copies it to the host."""
     generator = torch.Generator().manual_seed(1)
     length = HOPPER.length(config.context) + HOPPER.observation_dim
     prompt = torch.randint(NUM_BINS, (1, length), generator=generator).to(device)
     values = torch.linspace(-1, 1, NUM_BINS).expand(HOPPER.size, -1).contiguous().to(device)
-    decoder = make_decoder(decoder_name, gpt, config.window)
+    bins, objective = Bins(HOPPER, values), discounted_return(0.99)
 
     def plan() -> torch.Tensor:
         noise = Noise(torch.tensor([7], device=device))
-        best = beam_search(
-            decoder, prompt, discounted_return(0.99), layout=HOPPER, values=values, config=config, noise=noise
-        ).best
-        return best.cpu()
+        return beam_search(decoder, prompt, objective, bins=bins, config=config, noise=noise).best.cpu()
 
     return plan
 
@@ -69,46 +66,33 @@ def seconds_of(plan: Callable[[], torch.Tensor], repeats: int) -> list[float]:
 
 
 def num_planned(horizon: int) -> int:
-    """Tokens that a plan adds: the last of its transitions needs no next state."""
+    """Tokens that a plan adds; its last transition has no next state."""
     return horizon * HOPPER.size - HOPPER.observation_dim
 
 
 def phase_shares(gpt: GPT, config: SearchConfig, device: torch.device) -> dict[str, float]:
-    """Where the time of a cached plan goes, in percent: token steps, reading anew, selections, the rest."""
+    """Where the time of a cached plan goes, in percent: token steps, reading the window again, selections, the rest."""
     spent = {"steps": 0.0, "refill": 0.0, "select": 0.0}
-    decoder = make_decoder("cached", gpt, config.window)
-    model_extend, model_read, select = gpt.extend, gpt.read_tree, decoder.select
 
     def timed(kind: str, function: Callable[..., object]) -> Callable[..., object]:
         def call(*arguments: object, **named: object) -> object:
             started, inside = time.perf_counter(), sum(spent.values())
             result = function(*arguments, **named)
-            # A selection may read a token first: that is a step.
+            # A selection may read a token first: that counts as a step.
             spent[kind] += time.perf_counter() - started - (sum(spent.values()) - inside)
             return result
 
         return call
 
-    gpt.extend = timed("steps", model_extend)  # type: ignore[method-assign, assignment]
-    gpt.read_tree = timed("refill", model_read)  # type: ignore[method-assign, assignment]
-    decoder.select = timed("select", select)  # type: ignore[method-assign, assignment]
-    try:
-        prompt = torch.randint(NUM_BINS, (1, HOPPER.length(config.context) + HOPPER.observation_dim)).to(device)
-        values = torch.linspace(-1, 1, NUM_BINS).expand(HOPPER.size, -1).contiguous().to(device)
-        started = time.perf_counter()
-        for _ in range(3):
-            beam_search(
-                decoder,
-                prompt,
-                discounted_return(0.99),
-                layout=HOPPER,
-                values=values,
-                config=config,
-                noise=Noise(torch.tensor([7], device=device)),
-            )
-        total = time.perf_counter() - started
-    finally:
-        gpt.extend, gpt.read_tree = model_extend, model_read  # type: ignore[method-assign]
+    decoder = CachedDecoder(gpt, config.window)
+    decoder._extend = timed("steps", decoder._extend)  # type: ignore[method-assign, assignment]
+    decoder.select = timed("select", decoder.select)  # type: ignore[method-assign, assignment]
+    decoder._read_visible = timed("refill", decoder._read_visible)  # type: ignore[method-assign, assignment]
+    plan = planner(decoder, config, device)
+    started = time.perf_counter()
+    for _ in range(3):
+        plan()
+    total = time.perf_counter() - started
     return {
         **{kind: 100 * part / total for kind, part in spent.items()},
         "rest": 100 * (1 - sum(spent.values()) / total),
@@ -116,7 +100,7 @@ def phase_shares(gpt: GPT, config: SearchConfig, device: torch.device) -> dict[s
 
 
 def distance_from_line(cost: Mapping[int, float]) -> float:
-    """How far costs by horizon lie from the straight line that fits them best, at most, as a share of the line."""
+    """Largest relative distance of costs by horizon from their least-squares line."""
     horizons, costs = np.array(list(cost)), np.array(list(cost.values()))
     line = np.polyval(np.polyfit(horizons, costs, 1), horizons)
     return float(np.abs(costs / line - 1).max())
@@ -137,12 +121,13 @@ def main() -> None:
     metrics: dict[str, float] = {}
     print(f"{'':>10} {'naive ms':>10} {'cached ms':>10} {'speed-up':>9}   steps  refill  select    rest (% of cached)")
     for suffix, (gpt, config) in settings.items():
-        naive, cached = (planner(gpt, name, config, device) for name in ("naive", "cached"))
-        expected = cached()  # also warms up; the naive one is too slow to need it
+        decoders = (NaiveDecoder(gpt, config.window), CachedDecoder(gpt, config.window))
+        naive, cached = (planner(decoder, config, device) for decoder in decoders)
+        expected = cached()  # also a warm-up
         same = True
         naive_times: list[float] = []
         cached_times: list[float] = []
-        for _ in range(naive_repeats):  # in turn, so that a disturbance hits both
+        for _ in range(naive_repeats):  # in turn, so that a disturbance affects both
             began = time.perf_counter()
             same = same and torch.equal(naive(), expected)
             naive_times.append(time.perf_counter() - began)
@@ -162,7 +147,9 @@ def main() -> None:
     models = {"": make_gpt(25, device), "_sliding": settings["_sliding"][0], "_default": settings["_sliding"][0]}
     for suffix, gpt in models.items():
         window = 5 if suffix == "_sliding" else None
-        plans = {h: planner(gpt, "cached", replace(base, horizon=h, window=window), device) for h in horizons}
+        plans = {
+            h: planner(CachedDecoder(gpt, window), replace(base, horizon=h, window=window), device) for h in horizons
+        }
         times: dict[int, list[float]] = {h: [] for h in horizons}
         for _ in range(1 if options.quick else repeats // 2):
             for horizon, plan in plans.items():

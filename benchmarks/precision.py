@@ -1,11 +1,11 @@
-"""Whether a plan in bfloat16 is the plan in float32: a trained model, prompts from recorded episodes, the same noise.
+"""Compare plans in bfloat16 and float32: a trained model, prompts from recorded episodes, the same noise.
 
     python benchmarks/precision.py RUN EPISODES.npz [--prompts 1000] [--out results/precision/plans.json]
 
-EPISODES may be what `tt evaluate` left beside its result. For every search (`beam_WIDTH_horizon_HORIZON`)
-`same_first_action_*` is the share of plans that begin with the same action, all of its tokens; `other_noise_*` is that
-share between two float32 searches which draw other noise, which says how much it matters which plan is found.
-`action_gap_*` is the mean distance of first actions, in standard deviations of the recorded ones, for both.
+EPISODES can be the file that `tt evaluate` writes beside its result. For every search (`beam_WIDTH_horizon_HORIZON`),
+`same_first_action_*` is the share of plans whose first actions are equal in all tokens. `other_noise_*` is that share
+for two float32 searches with different noise, as a reference. `action_gap_*` is the mean distance of first actions in
+standard deviations of the recorded actions, for both.
 """
 
 import argparse
@@ -21,50 +21,35 @@ import torch
 
 from trajectory_transformer.config import PRESETS, SearchConfig
 from trajectory_transformer.data.episode import Dataset, load_npz
-from trajectory_transformer.gpu.backends import make_decoder
-from trajectory_transformer.gpu.planning.fused import FusedDecoder
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.planner import Planner
 from trajectory_transformer.results import write_result
-from trajectory_transformer.search.beam import beam_search
-from trajectory_transformer.search.objectives import discounted_return
-from trajectory_transformer.search.sampling import Noise
-from trajectory_transformer.tokens.windows import encode_transitions
 
 TokenArray = npt.NDArray[np.int64]
 BATCH = 16  # prompts planned for at once
 
 
 def draw_prompts(model: TrajectoryModel, dataset: Dataset, context: int, count: int) -> TokenArray:
-    """Prompts of so many transitions and a state each [count, L], from any step of any episode."""
+    """Prompts of `context` transitions and a state [count, L], from random steps of the episodes."""
     layout, rng = model.layout, np.random.default_rng(0)
-    rows = [encode_transitions(episode, model.discretizer, layout, model.tokens) for episode in dataset]
+    rows = [model.tokenizer.encode(episode) for episode in dataset]
     places = [
         (index, start) for index, episode in enumerate(dataset) for start in range(max(0, len(episode) - context))
     ]
     if not places:
-        raise SystemExit(f"no episode has the {context + 1} steps that a prompt takes")
+        raise SystemExit(f"no episode has the {context + 1} steps that a prompt needs")
     length = context * layout.size + layout.observation_dim
     chosen = rng.choice(len(places), count, replace=len(places) < count)
     return np.stack([rows[index][start:].ravel()[:length] for index, start in (places[place] for place in chosen)])
 
 
 def first_actions(model: TrajectoryModel, prompts: TokenArray, config: SearchConfig, *, seed: int) -> TokenArray:
-    """The action tokens that the best plan of each prompt begins with [count, A]."""
-    decoder = make_decoder(config.decoder, model.gpt, config.window, precision=config.precision)
-    values = torch.from_numpy(model.discretizer.values).float().to(model.device)
+    """First action tokens of the best plan of each prompt [count, A]."""
+    planner = Planner(model, kind="return", search=config)
     found = []
     for start in range(0, len(prompts), BATCH):
-        batch = torch.from_numpy(prompts[start : start + BATCH]).to(model.device)
-        plan = beam_search(
-            decoder,
-            batch,
-            discounted_return(model.tokens.discount, value_includes_reward=model.tokens.value_includes_reward),
-            layout=model.layout,
-            values=values,
-            config=config,
-            noise=Noise(seed + torch.arange(start, start + len(batch), device=model.device)),
-            keep=decoder.keep if isinstance(decoder, FusedDecoder) else None,
-        )
+        batch = prompts[start : start + BATCH]
+        plan = planner.plan(batch, seed + np.arange(start, start + len(batch)))
         found.append(plan.best[:, : model.layout.action_dim].cpu().numpy())
     return np.concatenate(found)
 
@@ -72,9 +57,8 @@ def first_actions(model: TrajectoryModel, prompts: TokenArray, config: SearchCon
 def compare(
     model: TrajectoryModel, one: TokenArray, other: TokenArray, spread: npt.NDArray[np.floating]
 ) -> tuple[float, float]:
-    """Share of equal actions, and their mean distance where `spread` [A] is 1."""
-    slots = model.layout.action
-    gap = np.abs(model.discretizer.decode(one, slots) - model.discretizer.decode(other, slots))
+    """Share of equal actions, and their mean distance in units of `spread` [A]."""
+    gap = np.abs(model.tokenizer.decode_action(one) - model.tokenizer.decode_action(other))
     return float((one == other).all(axis=1).mean()), float((gap / spread).mean())
 
 
@@ -98,10 +82,11 @@ def main() -> None:
     metrics: dict[str, float] = {"prompts": float(len(prompts))}
     for search in options.searches.split(","):
         width, horizon = (int(number) for number in search.split(":"))
-        plan = replace(PRESETS["reference"].plan, context=options.context, window=None)
-        plan = replace(plan, beam_width=width, horizon=horizon, precision="float32")
+        plan = replace(PRESETS["reference"].search, context=options.context, window=None)
+        cpu = device.type == "cpu"
+        plan = replace(plan, beam_width=width, horizon=horizon, backend="cached" if cpu else "fused-float32")
         exact = first_actions(model, prompts, plan, seed=0)
-        rounded = first_actions(model, prompts, replace(plan, precision="bf16"), seed=0)
+        rounded = first_actions(model, prompts, replace(plan, backend="cached" if cpu else "fused"), seed=0)
         redrawn = first_actions(model, prompts, plan, seed=10**6)
         name = f"beam_{width}_horizon_{horizon}"
         metrics[f"same_first_action_{name}"], metrics[f"action_gap_{name}"] = compare(model, exact, rounded, spread)

@@ -1,10 +1,10 @@
-"""Whether planning keeps up with control on a GPU: an observation on the host in, an action on the host out.
+"""Planning latency on a GPU, from an observation on the host to an action on the host.
 
     python benchmarks/real_time.py [--quick] [--out results/planning/real_time_h200.json]
 
-Random weights: time depends on them only in how many ancestors candidates have in common. `plan_ms_p50` and
-`plan_ms_p99` are at hopper's sizes with beam 256, expansion 2, context 5, horizon 15 and a model whose window covers
-both; `sliding` has the authors' window of 5. `naive` and `cached` run beside the fused decoder, with the same search.
+The weights are random; they only affect how many ancestors candidates share. `plan_ms_p50` and `plan_ms_p99` are for
+hopper's sizes with beam 256, expansion 2, context 5, horizon 15 and a model whose window covers both; `sliding` uses
+the authors' window of 5. `naive` and `cached` run in the same process, with the same search.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,17 +21,16 @@ import torch
 from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig
 from trajectory_transformer.data.episode import Dataset, Episode
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.planner import PlanningPolicy
+from trajectory_transformer.planner import Planner
 from trajectory_transformer.results import write_result
 from trajectory_transformer.rollout import Step
-from trajectory_transformer.search.objectives import discounted_return
 
 SIZES = {"hopper": (11, 3), "halfcheetah": (17, 6), "ant": (27, 8)}
 BASE = SearchConfig(beam_width=256, horizon=15, context=5, expansion=2)
 
 
 def make_model(task: str, window: int, device: torch.device) -> TrajectoryModel:
-    """The paper's model for noise of a task's sizes, with random weights big enough to tell tokens apart."""
+    """The paper's model at the sizes of a task, with random weights large enough to distinguish tokens."""
     observation_dim, action_dim = SIZES[task]
     rng = np.random.default_rng(0)
     episodes = [
@@ -51,19 +51,19 @@ def make_model(task: str, window: int, device: torch.device) -> TrajectoryModel:
 
 
 class Loop:
-    """An environment of noise under control; remembers how long every action took."""
+    """Controls an environment of noise."""
 
     def __init__(
         self, model: TrajectoryModel, config: SearchConfig, *, num_envs: int = 1, forgetful: bool = False
     ) -> None:
-        """Control so many systems at once; a forgetful loop begins anew with every step."""
+        """Control `num_envs` systems at once; a forgetful loop starts a new episode with every step."""
         self._forgetful = forgetful
-        self._policy = PlanningPolicy(model, config, discounted_return(0.99), seed=0)
+        self._policy = Planner(model, kind="return", discount=0.99, search=config, seed=0).policy()
         self._rng = np.random.default_rng(1)
         self._shape = (num_envs, model.layout.observation_dim)
         self._first = True
         self.actions: list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = []
-        for _ in range(config.context + 2):  # a full context, and whatever is made once
+        for _ in range(config.context + 2):  # fill the context, and compile or capture whatever is made once
             self.step()
 
     def step(self) -> float:
@@ -111,25 +111,24 @@ def main() -> None:
     fused = report("", Loop(hopper, BASE), repeats)
     for width in (128, 32):
         report(f"beam_{width}", Loop(hopper, replace(BASE, beam_width=width)), repeats)
-    report("float32", Loop(hopper, replace(BASE, precision="float32")), 10)
+    report("float32", Loop(hopper, replace(BASE, backend="fused-float32")), 10)
     report("sliding", Loop(sliding, replace(BASE, context=4, window=5)), repeats)
     for task in ("halfcheetah", "ant"):
         report(task, Loop(make_model(task, 21, device), BASE), repeats)
-    for name in ("cached", "naive"):
-        slow = report(name, Loop(hopper, replace(BASE, decoder=name)), 3)
+    backends: tuple[Literal["cached", "naive"], ...] = ("cached", "naive")
+    for name in backends:
+        slow = report(name, Loop(hopper, replace(BASE, backend=name)), 3)
         metrics[f"speedup_over_{name}"] = slow / fused
     num_envs = 64
     median, _ = measure(Loop(hopper, replace(BASE, beam_width=128), num_envs=num_envs), 10)
     metrics["plans_per_second_64_envs"] = 1000 * num_envs / median
-    print(f"{num_envs} environments, beam 128: {1000 * num_envs / median:.0f} plans a second")
+    print(f"{num_envs} environments, beam 128: {1000 * num_envs / median:.0f} plans/s")
 
-    # The same noise and prompts in both precisions: how often is the first action the same? Every step begins an
-    # episode, since a different action would make different prompts of the steps after it.
+    # How often do both precisions choose the same first action, given the same noise and prompts? Every step starts an
+    # episode, because a different action would change the prompts of later steps.
     config = replace(BASE, beam_width=64, context=0)
-    loops = [
-        Loop(hopper, replace(config, precision=precision), num_envs=16, forgetful=True)
-        for precision in ("bf16", "float32")
-    ]
+    precisions: tuple[Literal["fused", "fused-float32"], ...] = ("fused", "fused-float32")
+    loops = [Loop(hopper, replace(config, backend=each), num_envs=16, forgetful=True) for each in precisions]
     for loop in loops:
         measure(loop, 2 if options.quick else 8)
     pairs = zip(*(np.concatenate(loop.actions) for loop in loops), strict=True)

@@ -1,42 +1,43 @@
-"""How fast training goes, where its time goes, and whether it still learns: tokens per second, phases, loss curves.
+"""Training throughput, time by phase, and loss curves.
 
     python benchmarks/train_throughput.py [--device cuda] [--compare] [--curves 400] [--out results/training/X.json]
 
 The paper's model at the sizes of hopper (11 + 3 + 2 tokens, window 10) on random data. `overhead_share` is the share of
-wall time outside forward, backward and optimiser: batches, learning rate, metrics, the loop itself. `tokens_per_second`
-comes from a run that is not timed inside. Several settings of one run take turns, so that a disturbance hits all.
-`start_seconds` is what the first steps take, compilation among it; on a GPU `peak_mib` is the most memory that one step
-holds: weights, moments, tokens and activations.
+wall time outside forward, backward and optimizer: batches, learning rate, metrics, the loop itself. `tokens_per_second`
+comes from a run that is not timed inside. Several backends take turns, so that a disturbance affects all of them.
+`start_seconds` is the time of the first steps, compilation included; on a GPU `peak_mib` is the peak memory of one
+step: weights, moments, tokens and activations.
 
-On a GPU every phase is held against its roofline: `*_gflop` of matrix products and `*_mib` that must travel if each
-product and each attention reads its inputs and writes its results once, in bfloat16, and all else happens on the way;
-`*_floor_ms` is the time that the machine's measured ceilings (--tflops, --tbs) allow for it. `--curves N` trains N
-steps in float32, uncompiled, and with the default settings, on data that can be learnt, with three seeds each:
-`loss_gap_auto` is the mean difference of their last losses, `loss_gap_float32_redrawn` that of float32 with other
-dropout, `loss_seed_spread` the spread between seeds.
+On a GPU every phase is compared with its roofline: `*_gflop` of matmuls and `*_mib` that must be moved if each matmul
+and each attention reads its inputs and writes its results once, in bfloat16, and all else is fused; `*_floor_ms` is the
+time that the measured ceilings of the machine (--tflops, --tbs) allow. `--curves N` trains N steps with the eager
+backend (float32) and with the default one on learnable data, with three seeds each: `loss_gap_auto` is the mean
+difference of their final losses, `loss_gap_float32_redrawn` that of float32 with other dropout, `loss_seed_spread` the
+standard deviation between seeds.
 """
 
 import argparse
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.episode import Dataset, Episode
+from trajectory_transformer.gpu.backends import make_batch_maker, make_engine
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.results import summarize, write_result
-from trajectory_transformer.tokens.windows import Batch, tokenize
+from trajectory_transformer.tokens.windows import tokenize
+from trajectory_transformer.training.parallel import World
 from trajectory_transformer.training.train import Trainer
 
-PHASES = ("batch", "forward", "backward", "optimiser")
+PHASES = ("batch", "forward", "backward", "optimizer")
 
 
 def random_dataset(num_episodes: int = 100, steps: int = 1000) -> Dataset:
@@ -127,42 +128,35 @@ class Clock:
         return spent
 
 
-class TimedTrainer(Trainer):
-    """The same loop with a clock in it."""
+def timed(clock: Clock, name: str, function: Callable[..., object]) -> Callable[..., object]:
+    """The function with its time counted towards a phase."""
 
-    clock: Clock
+    def call(*arguments: object) -> object:
+        with clock.phase(name):
+            return function(*arguments)
 
-    def batch(self, index: Tensor, uniform: Tensor | None = None) -> Batch:
-        """Timed."""
-        with self.clock.phase("batch"):
-            return super().batch(index, uniform)
-
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Timed."""
-        with self.clock.phase("forward"):
-            return super().forward(batch)
-
-    def backward(self, loss: Tensor) -> None:
-        """Timed."""
-        with self.clock.phase("backward"):
-            super().backward(loss)
-
-    def update(self) -> Tensor:
-        """Timed."""
-        with self.clock.phase("optimiser"):
-            return super().update()
+    return call
 
 
-def seconds_of(trainer: Trainer, steps: int) -> float:
-    """Wall time of so many steps of a run, the metrics every 20 steps included."""
+def time_phases(trainer: Trainer) -> Clock:
+    """Put a clock into a trainer and its engine."""
+    clock, engine = Clock(trainer.model.device), trainer.engine
+    trainer._make_batch = timed(clock, "batch", trainer._make_batch)  # type: ignore[assignment]
+    for phase, method in (("forward", "forward"), ("backward", "backward"), ("optimizer", "update")):
+        setattr(engine, method, timed(clock, phase, getattr(engine, method)))
+    return clock
+
+
+def seconds_of(trainer: Trainer, steps: int, clock: Clock | None = None) -> float:
+    """Wall time of some steps of a run, including metrics every 20 steps."""
     run = trainer.run()
     if trainer.model.device.type == "cuda":
         torch.cuda.synchronize()
     started = time.perf_counter()
     for _ in range(steps):
         next(run)
-        if isinstance(trainer, TimedTrainer):
-            trainer.clock.tick()
+        if clock is not None:
+            clock.tick()
     if trainer.model.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - started
@@ -184,31 +178,44 @@ def work_of(model: TrajectoryModel, batch_size: int) -> dict[str, tuple[float, f
         "batch": (0.0, 2.0 * tokens * 9),  # a byte read, a token and a flag written
         "forward": (linear + attention, 2.0 * forward),
         "backward": (2 * linear + 2.5 * attention, 2.0 * backward),
-        "optimiser": (0.0, 32.0 * parameters),  # weights, moments, decay and gradient in; weights, moments, copy out
+        "optimizer": (0.0, 32.0 * parameters),  # weights, moments, decay and gradient in; weights, moments, copy out
     }
 
 
 class Redrawn(Trainer):
     """The same run with other dropout."""
 
-    def _prepare_step(self) -> float:
-        rate = super()._prepare_step()
+    def _seed_dropout(self) -> None:
+        super()._seed_dropout()
         torch.manual_seed(torch.initial_seed() + 1)
-        return rate
+
+
+def make_trainer(
+    dataset: Dataset,
+    model_config: ModelConfig,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    seed: int = 0,
+    log_every: int = 20,
+    kind: type[Trainer] = Trainer,
+) -> Trainer:
+    """A run at step 0, on a device."""
+    model = TrajectoryModel.create(dataset, TokenConfig(), model_config, seed=seed)
+    data = tokenize(dataset, model.tokenizer).to(device)
+    model.gpt.to(device)
+    engine, make_batch = make_engine(model, config, World()), make_batch_maker(model, data, config)
+    return kind(model, data, config, seed=seed, engine=engine, make_batch=make_batch, log_every=log_every)
 
 
 def curves(device: torch.device, config: TrainConfig, model_config: ModelConfig) -> dict[str, list[list[float]]]:
-    """Losses of every step in float32 and with a config's settings: for each, one list a seed."""
-    dataset, tokens = learnable_dataset(), TokenConfig()
-    plain = replace(config, precision="float32", compile=False)
+    """Losses of every step in float32 and with the given backend: for each, one list per seed."""
+    dataset, eager = learnable_dataset(), replace(config, backend="eager")
     found: dict[str, list[list[float]]] = {"float32": [], "float32_redrawn": [], "auto": []}
     for seed in range(3):
-        for name, train in (("float32", plain), ("float32_redrawn", plain), ("auto", config)):
-            model = TrajectoryModel.create(dataset, tokens, model_config, seed=seed)
-            data = tokenize(dataset, model.discretizer, model.layout, tokens).to(device)
-            model.gpt.to(device)
+        for name, train in (("float32", eager), ("float32_redrawn", eager), ("auto", config)):
             kind = Redrawn if name == "float32_redrawn" else Trainer
-            trainer = kind(model, data, replace(train, seed=seed, log_every=1))
+            trainer = make_trainer(dataset, model_config, train, device, seed=seed, log_every=1, kind=kind)
             found[name].append([metrics.loss for metrics in trainer.run() if metrics is not None])
     return found
 
@@ -244,7 +251,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--compare", action="store_true", help="also every precision, compiled and not")
+    parser.add_argument("--compare", action="store_true", help="also all other backends")
     parser.add_argument("--curves", type=int, default=0, help="steps of the loss curves to compare")
     parser.add_argument("--tflops", type=float, default=780.0, help="measured ceiling of products in bfloat16")
     parser.add_argument("--tbs", type=float, default=4.3, help="measured ceiling of the memory, in TB/s")
@@ -253,46 +260,40 @@ def main() -> None:
     device = torch.device(options.device)
     started = time.perf_counter()
     model_config = ModelConfig(dropout=options.dropout)
-    config = TrainConfig(batch_size=options.batch_size, steps=10**9, log_every=20)
+    config = TrainConfig(batch_size=options.batch_size, steps=10**9)
     dataset = random_dataset()
-    tokens = TokenConfig()
     settings = {"auto": config}
     if options.compare:
-        for precision in ("float32", "bf16"):
-            for compiled in (False, True):
-                name = f"{precision}_{'compiled' if compiled else 'eager'}"
-                settings[name] = replace(config, precision=precision, compile=compiled)
+        settings["eager"] = replace(config, backend="eager")
+        if device.type == "cuda":
+            settings["compiled"] = replace(config, backend="compiled")
 
-    def make(kind: type[Trainer], train: TrainConfig) -> tuple[Trainer, dict[str, float]]:
+    def make(train: TrainConfig, *, timed: bool = False) -> tuple[Trainer, dict[str, float], Clock | None]:
         before = allocated(device)
-        model = TrajectoryModel.create(dataset, tokens, model_config, seed=0)
-        data = tokenize(dataset, model.discretizer, model.layout, tokens).to(device)
-        model.gpt.to(device)
-        trainer = kind(model, data, train)
-        if isinstance(trainer, TimedTrainer):
-            trainer.clock = Clock(device)
-        costs = {"start_seconds": seconds_of(trainer, 1)}  # warm: compilation, the first shuffle, allocations
+        trainer = make_trainer(dataset, model_config, train, device)
+        clock = time_phases(trainer) if timed else None
+        costs = {"start_seconds": seconds_of(trainer, 1)}  # warm-up: compilation, the first shuffle, allocations
         allocated(device)
-        costs["start_seconds"] += seconds_of(trainer, 3)  # one more as it stands, one recorded, one replayed
+        costs["start_seconds"] += seconds_of(trainer, 3)  # one eager step, one captured, one replayed
         if device.type == "cuda":
             costs["peak_mib"] = allocated(device, peak=True) - before
-        return trainer, costs
+        return trainer, costs, clock
 
-    made = {name: make(Trainer, train) for name, train in settings.items()}
-    trainers = {name: trainer for name, (trainer, _) in made.items()}
+    made = {name: make(train) for name, train in settings.items()}
+    trainers = {name: each[0] for name, each in made.items()}
     times: dict[str, list[float]] = {name: [] for name in trainers}
-    timed, _ = make(TimedTrainer, config)
-    assert isinstance(timed, TimedTrainer)
+    watched, _, clock = make(config, timed=True)
+    assert clock is not None
     walls: list[float] = []
     phases: list[dict[str, float]] = []
     for _ in range(options.repeats):
         for name, trainer in trainers.items():
             times[name].append(seconds_of(trainer, options.steps) / options.steps)
-        timed.clock.reset()
-        walls.append(seconds_of(timed, options.steps) / options.steps)
-        phases.append({name: spent / options.steps for name, spent in timed.clock.seconds().items()})
+        clock.reset()
+        walls.append(seconds_of(watched, options.steps, clock) / options.steps)
+        phases.append({name: spent / options.steps for name, spent in clock.seconds().items()})
 
-    layout = timed.model.layout
+    layout = watched.model.layout
     tokens_a_step = options.batch_size * layout.length(model_config.window)
     step = {name: float(np.median(values)) for name, values in times.items()}
     if device.type == "cuda":
@@ -300,7 +301,7 @@ def main() -> None:
     outside = [1 - sum(part[name] for name in PHASES[1:]) / wall for part, wall in zip(phases, walls, strict=True)]
     floors = {
         name: (flop, size, 1000 * max(flop / options.tflops / 1e12, size / options.tbs / 1e12))
-        for name, (flop, size) in work_of(timed.model, options.batch_size).items()
+        for name, (flop, size) in work_of(watched.model, options.batch_size).items()
     }
     roofline: dict[str, float] = {}
     if device.type == "cuda":

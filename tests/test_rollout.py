@@ -1,4 +1,4 @@
-"""The environment loop: seeds, order, autoreset."""
+"""The environment loop: seeds, order of episodes, actions and observations of all kinds of spaces."""
 
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from trajectory_transformer.rollout import Step, make_envs, rollout, space_dims
 
 
 class Counter(gymnasium.Env[FloatArray, FloatArray]):
-    """Counts its steps: observation [seed, step]; ends after 2 + seed % 3 steps, truncated where the seed is even."""
+    """Counts its steps: observation [seed, step]; ends after 2 + seed % 3 steps, truncated if the seed is even."""
 
     observation_space = spaces.Box(-1e9, 1e9, (2,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -23,7 +23,7 @@ class Counter(gymnasium.Env[FloatArray, FloatArray]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
         super().reset(seed=seed)
-        assert seed is not None, "every episode must have a seed of its own"
+        assert seed is not None, "every episode is reset with a seed"
         self.seed, self.steps = seed, 0
         return np.array([seed, 0], dtype=np.float32), {}
 
@@ -36,7 +36,7 @@ class Counter(gymnasium.Env[FloatArray, FloatArray]):
 
 
 class Recorder:
-    """Acts with the step number seen, and keeps every Step."""
+    """Returns the observed step number as action, and keeps every Step."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -51,7 +51,7 @@ def counters(num_envs: int) -> SyncVectorEnv:
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 5, 9])
-def test_episodes_are_those_of_their_seeds_however_many_environments_play_them(num_envs: int) -> None:
+def test_episodes_depend_on_their_seeds_and_not_on_the_number_of_environments(num_envs: int) -> None:
     episodes = rollout(counters(num_envs), Recorder(), num_episodes=7, seed=100)
     assert len(episodes) == 7
     for index, episode in enumerate(episodes):
@@ -66,7 +66,7 @@ def test_episodes_are_those_of_their_seeds_however_many_environments_play_them(n
         assert episode.goal is None
 
 
-def test_first_marks_starts_and_rewards_are_those_of_the_last_action() -> None:
+def test_first_marks_starts_and_rewards_belong_to_the_last_action() -> None:
     recorder = Recorder()
     rollout(counters(2), recorder, num_episodes=3, seed=0)
     for step in recorder.steps:
@@ -80,13 +80,13 @@ def test_environments_without_an_episode_left_are_inactive() -> None:
     assert [step.active.tolist() for step in recorder.steps] == [[True, False]] * 2
 
 
-def test_every_finished_episode_is_announced() -> None:
+def test_on_episode_is_called_for_every_episode() -> None:
     lengths: list[int] = []
     rollout(counters(3), Recorder(), num_episodes=6, seed=0, on_episode=lambda episode: lengths.append(len(episode)))
     assert sorted(lengths) == [2, 2, 3, 3, 4, 4]
 
 
-def test_environments_that_reset_themselves_are_refused() -> None:
+def test_environments_with_autoreset_are_refused() -> None:
     with pytest.raises(ValueError, match="autoreset_mode"):
         rollout(SyncVectorEnv([Counter]), Recorder(), num_episodes=1, seed=0)
 
@@ -110,7 +110,7 @@ def test_unknown_environments_are_refused() -> None:
 
 
 class Machine(gymnasium.Env[dict[str, Any], Any]):
-    """Shows a dictionary; takes two categories, the second of which starts at 5; keeps the actions it got."""
+    """Dictionary observations; two discrete actions, the second of which starts at 5; keeps the actions it receives."""
 
     observation_space = spaces.Dict(
         {
@@ -146,13 +146,13 @@ def test_dictionary_observations_are_flattened_by_key_and_categories_reach_the_e
     envs = SyncVectorEnv([Machine], autoreset_mode="Disabled")
     assert space_dims(envs) == (5, 0, 2)
     (episode,) = rollout(envs, Fixed(), num_episodes=1, seed=0)
-    # arm.on[0], arm.on[1], gear (2 above its start), speed[0], speed[1]
+    # arm.on[0], arm.on[1], gear (3, counted from 1), speed[0], speed[1]
     np.testing.assert_array_equal(episode.observations, [[0, 1, 2, 0.5, step] for step in range(3)])
     np.testing.assert_array_equal(episode.actions, [[1, 2], [1, 2]])
     assert Machine.got == [[1, 7], [1, 7]]
 
 
-def test_discrete_environments_are_played_by_the_random_policy() -> None:
+def test_the_random_policy_plays_discrete_environments() -> None:
     envs = make_envs("CartPole-v1", 2)
     assert space_dims(envs) == (4, 0, 1)
     policy = RandomPolicy(envs.single_action_space, np.random.default_rng(0))

@@ -1,14 +1,14 @@
-"""A score of the paper from nothing: collect the data, train the reference recipe, let it plan, one result file.
+"""A score of the paper from nothing: collect the data, train the reference recipe, evaluate it, write one result.
 
     python benchmarks/paper/run.py --task hopper-medium-expert --policies DIR --work DIR --out results/paper/NAME.json
 
-Every stage is a `tt` command and leaves a file in the work folder, so a job that is cut off is continued by the same
-words: what is there is not made again, and training goes on from its last checkpoint. `--time_limit` stops before a
-limit; exit code 75 then says that there is more to do. The data is a function of its recipe and is collected again
-where it is missing, so a folder that moves between machines needs `run/`, the `*.json` and `evaluation/` only.
+Every stage is a `tt` command and writes a file to the work folder, so the same command continues a job that was
+interrupted: finished stages are skipped, and training resumes from its last checkpoint. `--time_limit` stops before a
+limit; exit code 75 then means that there is more to do. The data is a function of its recipe and is collected again if
+it is missing, so a folder that moves between machines needs only `run/`, the `*.json` and `evaluation/`.
 
-Flags of `tt train` and `tt evaluate` in the groups tokens, model, train and search are passed on, after the preset's.
-Episodes are played with seeds that nothing else uses: tune on others (`tt evaluate` takes 1,000,000 and on).
+Flags of `tt train` and `tt evaluate` in the groups tokens, model, train and search override the preset's. Episodes are
+played with seeds that nothing else uses: tune on others (the default of `tt evaluate` starts at 1,000,000).
 """
 
 import argparse
@@ -27,30 +27,31 @@ from pathlib import Path
 import yaml
 
 from trajectory_transformer.cli import main as tt
-from trajectory_transformer.cli.console import device_of
 from trajectory_transformer.config import PRESETS
 from trajectory_transformer.data.episode import Episode, load_npz
 from trajectory_transformer.data.scores import references_of
 from trajectory_transformer.evaluate import episode_metrics
 from trajectory_transformer.files import write_atomically
+from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.recipes import find_recipe
 from trajectory_transformer.results import write_result
 
 MORE_TO_DO = 75  # the exit code of programs that ask to be started again
 EVALUATION_SEED, EXPERT_SEED = 7_000_000, 8_000_000
 MEASURED = ("return", "normalized_score", "steps")
-LONGER = {"hopper-medium-replay": 80, "walker2d-medium-replay": 80}  # epochs; all others 50
+LONGER = {"hopper-medium-replay": 80, "walker2d-medium-replay": 80}  # epochs of the authors; all others 50
+EPOCH = 1_000_000  # windows of an epoch in the authors' code, whatever the size of the dataset
 
 
 class OutOfTimeError(Exception):
-    """The limit is reached; what is done so far is kept."""
+    """The time limit is reached; finished work is kept."""
 
 
 class Stopwatch:
-    """Seconds of a stage over all jobs, noted every few seconds, so that a job cut off loses little of its count."""
+    """Seconds of a stage over all jobs, stored every few seconds, so that an interrupted job loses little."""
 
     def __init__(self, path: Path) -> None:
-        """Go on from a file, if there is one."""
+        """Continue from a file, if there is one."""
         self._path = path
         self.seconds = float(json.loads(path.read_text())["seconds"]) if path.exists() else 0.0
 
@@ -78,7 +79,7 @@ class Stopwatch:
 
 
 class Job:
-    """One start of the script: what it was asked for, and when it must end."""
+    """One invocation of the script: its options and its deadline."""
 
     def __init__(self, options: argparse.Namespace, passed: Sequence[str]) -> None:
         """Read the recipe; `passed` are flags for the commands."""
@@ -97,12 +98,14 @@ class Job:
         }
         unknown = [pair[0] for pair in pairs if not pair[0].startswith(sum(groups.values(), ()))]
         if unknown or len(passed) % 2:
-            raise SystemExit(f"{(unknown or passed[-1:])[0]}: not a flag of this script, nor --GROUP.NAME VALUE of tt")
+            raise SystemExit(
+                f"{(unknown or passed[-1:])[0]}: not a flag of this script, and not a --GROUP.NAME VALUE of tt"
+            )
         self.recipe = yaml.safe_load(find_recipe(options.task).read_text(encoding="utf-8"))
 
     @property
     def expert(self) -> str | None:
-        """The policy that scores are held against: that of the last part, where the task is named after it."""
+        """The policy that scores are compared with: that of the last part, if the task is named after it."""
         return str(self.recipe["parts"][-1]["policy"]) if self.options.task.endswith("-expert") else None
 
     def left(self) -> float:
@@ -111,7 +114,7 @@ class Job:
         return math.inf if limit is None else float(limit - (time.monotonic() - self.started))
 
     def tt(self, *words: object) -> None:
-        """Run a command; one that was stopped, or that has no time left, ends the job."""
+        """Run a command; if it was stopped, or no time is left, end the job."""
         if self.left() <= 0:
             raise OutOfTimeError
         print("$ tt " + shlex.join(map(str, words)), flush=True)
@@ -123,7 +126,7 @@ class Job:
             raise SystemExit(code)
 
     def data(self) -> str:
-        """The dataset, collected now if it is neither given nor there."""
+        """The dataset, collected now if it is neither given nor present."""
         options = self.options
         if options.dataset is not None:
             return str(options.dataset)
@@ -140,7 +143,7 @@ class Job:
         return str(data)
 
     def train(self) -> None:
-        """Train to the end, or as far as time allows."""
+        """Train to the end, or until the deadline."""
         options = self.options
         if self.trained.exists():
             return
@@ -149,28 +152,30 @@ class Job:
             if self.run.exists():
                 self.tt("train", dataset, "--resume", self.run, "--device", options.device)
             else:
-                epochs = LONGER.get(options.task, 50) * options.scale
+                given = dict(zip(self.flags["train"][::2], self.flags["train"][1::2], strict=True))
+                windows = LONGER.get(options.task, 50) * EPOCH * options.scale
+                steps = max(1, round(windows / int(given.get("--train.batch_size", 256))))
                 settings = ["--preset", preset_of(options.task), "--tokens.discretizer", options.discretizer]
-                settings += ["--train.epochs", epochs, "--train.seed", options.seed]
-                settings += ["--train.checkpoint_every", 5000, "--train.log_every", 500, *self.flags["train"]]
+                settings += ["--train.steps", "null" if "--train.epochs" in given else steps]
+                settings += ["--seed", options.seed, "--checkpoint_every", 5000, *self.flags["train"]]
                 self.tt("train", dataset, "--out", self.run, "--device", options.device, *settings)
         last = json.loads((self.run / "metrics.jsonl").read_text().splitlines()[-1])
         write_atomically(self.trained, (json.dumps(last, indent=2) + "\n").encode())
 
     def watch_expert(self) -> None:
-        """Measure what the expert itself earns in these environments."""
+        """Measure the return of the expert itself."""
         if self.expert is None or self.watched.exists():
             return
         out = self.options.work / "expert.npz"
-        out.unlink(missing_ok=True)  # of a job that was cut off
+        out.unlink(missing_ok=True)  # of an interrupted job
         words = ["--env", self.recipe["env"], "--policy", self.expert, "--policies", self.options.policies]
         words += ["--episodes", self.options.expert_episodes, "--seed", EXPERT_SEED]
         self.tt("collect", *words, "--out", out, "--result", self.watched)
 
     def evaluate(self) -> list[Path]:
-        """Play all episodes, so many at once as asked for; returns the result of each such part.
+        """Play all episodes, `at_once` at a time; returns the result file of each part.
 
-        They are kept by the name of the result file: one model may be evaluated with several searches.
+        Parts are stored by the name of the result file, because one model may be evaluated with several searches.
         """
         options, results = self.options, []
         at_once = options.at_once or options.episodes
@@ -187,7 +192,7 @@ class Job:
         return results
 
     def write(self, parts: Sequence[Path]) -> None:
-        """One result file from those of all stages."""
+        """Write one result file from those of all stages."""
         options = self.options
         episodes: list[Episode] = [each for part in parts for each in load_npz(part.with_suffix(".npz"))]
         evaluations = [json.loads(part.read_text()) for part in parts]
@@ -209,7 +214,7 @@ class Job:
             options.out,
             name=f"paper {options.task} {options.discretizer} {options.plan}",
             command="python " + shlex.join(sys.argv),
-            device=device_of(options.device),
+            device=find_device(options.device),
             seeds=[EVALUATION_SEED + index for index in range(options.episodes)],
             seconds=sum(metrics[name] for name in stages),
             metrics=metrics,
@@ -222,13 +227,13 @@ class Job:
 
 
 def preset_of(task: str) -> str:
-    """The preset of a task: its own, its environment's, or the one for all."""
+    """The preset of a task, of its environment, or the general one."""
     names = [task, task.partition("-")[0], "reference"]
     return next(name for name in names if name in PRESETS)
 
 
 def percent_of(metrics: dict[str, float], expert: dict[str, float]) -> dict[str, float]:
-    """A mean return in percent of the expert's; the error counts that of both."""
+    """A mean return in percent of the expert's, with the standard errors of both combined."""
     share = metrics["return"] / expert["return"]
     error = math.hypot(metrics["return_stderr"], share * expert["return_stderr"]) / abs(expert["return"])
     own = {f"expert_{name}": expert[name] for name in ("return", "return_stderr", "return_n")}
@@ -238,7 +243,7 @@ def percent_of(metrics: dict[str, float], expert: dict[str, float]) -> dict[str,
 
 @contextmanager
 def _ctrl_c_after(seconds: float) -> Iterator[None]:
-    """Do what a user would do who must leave: training answers with a checkpoint."""
+    """Send Ctrl-C after a time: training then writes a checkpoint."""
     if math.isinf(seconds):
         yield
         return
@@ -251,21 +256,21 @@ def _ctrl_c_after(seconds: float) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what is left to do; 0 when the result is written."""
+    """Do the remaining work; returns 0 when the result is written."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", required=True, help="name (such as hopper-medium) or path of a recipe")
     parser.add_argument("--discretizer", choices=("quantile", "uniform"), default="quantile")
     parser.add_argument("--plan", choices=("return", "imitate"), default="return")
     parser.add_argument("--policies", type=Path, default=None, help="folder of the actor files to collect with")
     parser.add_argument("--dataset", default=None, help="train on this instead of collecting")
-    parser.add_argument("--work", type=Path, required=True, help="folder for what the stages leave")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the files of the stages")
     parser.add_argument("--out", type=Path, required=True, help="the result file")
     parser.add_argument("--until", choices=("collect", "train", "evaluate"), default="evaluate", help="last stage")
     parser.add_argument("--episodes", type=int, default=15)
-    parser.add_argument("--expert_episodes", type=int, default=100, help="of the policy that the score is held against")
-    parser.add_argument("--at_once", type=int, default=None, help="episodes planned for at once; default: all")
-    parser.add_argument("--seed", type=int, default=0, help="of the training")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the data and of the training, to try it out")
+    parser.add_argument("--expert_episodes", type=int, default=100, help="episodes of the expert")
+    parser.add_argument("--at_once", type=int, default=None, help="episodes played at once; default: all")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the training")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of data and training, for a trial")
     parser.add_argument("--time_limit", type=float, default=None, help="seconds after which this job ends")
     parser.add_argument("--device", default="auto")
     options, passed = parser.parse_known_args(arguments)
@@ -283,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OutOfTimeError, KeyboardInterrupt):
         if job.left() > 0:
             raise
-        print("out of time; start again to go on", flush=True)
+        print("out of time; run the same command to continue", flush=True)
         return MORE_TO_DO
     print(f"wrote {options.out}")
     return 0

@@ -7,8 +7,6 @@ planner = Planner(model)
 action = planner.act(observation)
 """
 
-from importlib.metadata import version
-
 from trajectory_transformer.collect import collect
 from trajectory_transformer.config import (
     PRESETS,
@@ -33,7 +31,7 @@ from trajectory_transformer.search.predict import Prediction, predict
 from trajectory_transformer.tokens.tokenizer import Tokenizer
 from trajectory_transformer.training.train import Metrics
 
-__version__ = version("trajectory-transformer")
+__version__ = "0.1.0"
 
 __all__ = [
     "PRESETS",

@@ -89,10 +89,10 @@ class ModelConfig:
 class TrainConfig:
     """What training computes."""
 
-    epochs: float = 50.0
-    """Passes over all windows of the dataset."""
+    epochs: float | None = None
+    """Passes over all windows of the dataset; null: 50, unless steps are given."""
     steps: int | None = None
-    """Optimizer steps; overrides epochs."""
+    """Optimizer steps, instead of epochs."""
     batch_size: int = 256
     """Windows per step."""
     learning_rate: float = 6e-4
@@ -113,7 +113,12 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Refuse a run that could not start."""
         require(self.batch_size >= 1, "train.batch_size must be at least 1", self.batch_size)
-        require(0 < self.epochs < inf, "train.epochs must be above 0", self.epochs)
+        require(self.epochs is None or 0 < self.epochs < inf, "train.epochs must be above 0", self.epochs)
+        require(
+            self.epochs is None or self.steps is None,
+            "train.epochs and train.steps exclude each other: set one of them to null",
+            f"{self.epochs} and {self.steps}",
+        )
         require(self.steps is None or self.steps >= 1, "train.steps must be at least 1", self.steps)
         for name in ("warmup_steps", "action_weight"):
             value = getattr(self, name)

@@ -1,7 +1,7 @@
 """Atomic writes: write to a temporary file or folder, then rename it over the target.
 
 A reader finds the old content or the new content, never a part of it. A writer that is killed leaves a temporary file
-`NAME.*.tmp` beside the target. It does not block later writers and can be deleted.
+`NAME.*.tmp` next to the target. It does not block later writers and can be deleted.
 """
 
 import os
@@ -20,7 +20,7 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, and rename it to `path` when the block succeeds.
+    """Yield a temporary path next to `path`, and rename it to `path` when the block succeeds.
 
     The block must create a file or a folder at the temporary path. It is flushed to disk before the rename, and removed
     if the block raises. Missing parent folders are created. An existing file is replaced; an existing folder can only

@@ -60,13 +60,15 @@ class Planner:
         kind: PlanKind | None = None,
         objective: Objective | None = None,
         discount: float | None = None,
+        percentile: float | None = None,
         search: SearchConfig | None = None,
         seed: int = 0,
         on_plan: Callable[[PlanTrace], None] | None = None,
     ) -> None:
         """Plan with a model, or with the run folder it was saved to.
 
-        `discount` is that of rewards along a plan, by default the one of training. `on_plan` is called with every plan.
+        `discount` is that of rewards along a plan, by default the one of training. `percentile` judges candidates by
+        this percentile of predicted rewards and values instead of their means. `on_plan` is called with every plan.
         """
         self.model = model if isinstance(model, TrajectoryModel) else TrajectoryModel.load(model)
         self.search = search or SearchConfig()
@@ -81,6 +83,9 @@ class Planner:
                 f"search.imitate {self.search.imitate} is for imitation and goals; planning for return ranks sampled "
                 "actions"
             )
+        if percentile is not None and not 0.0 < percentile < 1.0:
+            raise ValueError(f"the percentile must lie in (0, 1), got {percentile}")
+        self._percentile = percentile
         self._bins = Bins(self.model.layout, self.model.bin_values())
         self._run_search = prepare_search(self._search, self.model.gpt, self.search)
         self._one: PlanningPolicy | None = None  # the policy behind `act`
@@ -135,6 +140,7 @@ class Planner:
                 config=config,
                 noise=Noise(seeds),
                 first_step=prompts.shape[1] == layout.goal_dim + layout.observation_dim,
+                percentile=self._percentile,
                 map_embedding=map_embedding,
             )
         if config.imitate == "median":
@@ -281,9 +287,10 @@ class PlanningPolicy:
                 f"dimensions, got {step.observations.shape[1]} and {step.goals.shape[1]}"
             )
         for name, values in (("observations", step.observations), ("goals", step.goals[:, : layout.goal_dim])):
-            bad = np.argwhere(~np.isfinite(values) & step.active[:, None])
-            if len(bad):
-                env, dim = bad[0]
+            finite = np.isfinite(values)
+            if finite.all():
+                continue
+            for env, dim in np.argwhere(~finite & step.active[:, None]):
                 raise ValueError(
                     f"{name} must be finite, got {values[env, dim]} in dimension {dim} of environment {env}"
                 )

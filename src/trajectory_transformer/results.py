@@ -1,4 +1,4 @@
-"""Every measured number is a JSON file: what was run, where, on what, and the metrics."""
+"""Result files: JSON with the command, commit, device, package versions, seeds and metrics of a measurement."""
 
 import importlib.metadata
 import json
@@ -14,11 +14,11 @@ import torch
 from trajectory_transformer.files import write_atomically
 
 _PACKAGES = ("trajectory-transformer", "torch", "numpy", "gymnasium", "mujoco", "minari", "minigrid")
-_COMMIT = "TT_COMMIT"  # says which commit a source tree without its history is
+_COMMIT = "TT_COMMIT"  # environment variable with the commit of a source tree without git history
 
 
 def write_result(
-    path: Path,
+    path: str | Path,
     *,
     name: str,
     command: str,
@@ -28,7 +28,7 @@ def write_result(
     metrics: Mapping[str, float],
     details: Mapping[str, object] | None = None,
 ) -> None:
-    """Write one result; `details` holds what is not a flat number (settings, per-episode values)."""
+    """Write a result file; `details` are further keys, such as settings and values per episode."""
     content = {
         "name": name,
         "command": command,
@@ -40,26 +40,25 @@ def write_result(
         "metrics": {key: float(value) for key, value in metrics.items()},
         **(details or {}),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def summarize(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Mean of repeated measurements with its standard error and count."""
+    """Mean, standard error (`_stderr`) and number (`_n`) of repeated measurements."""
     data = np.asarray(values, dtype=np.float64)
-    spread = float(data.std(ddof=1) / np.sqrt(len(data))) if len(data) > 1 else 0.0
-    return {name: float(data.mean()), f"{name}_stderr": spread, f"{name}_n": float(len(data))}
+    stderr = float(data.std(ddof=1) / np.sqrt(len(data))) if len(data) > 1 else 0.0
+    return {name: float(data.mean()), f"{name}_stderr": stderr, f"{name}_n": float(len(data))}
 
 
 def two_digits(value: float) -> str:
-    """A number with two digits that count, written out: 223.4 as 220, not as 2.2e+02."""
+    """Format a number with two significant digits and without exponent: 223.4 as 220, not as 2.2e+02."""
     return f"{float(f'{value:.2g}'):g}"
 
 
 def _commit() -> str:
-    """Commit of the source this runs from, with a mark for uncommitted changes; `unknown` outside a checkout.
+    """Commit of the running source, with `-dirty` for uncommitted changes; `unknown` outside a git checkout.
 
-    A copy of the source says by the environment variable TT_COMMIT what it was copied from.
+    The environment variable TT_COMMIT overrides it, for copies of the source without git history.
     """
     if os.environ.get(_COMMIT):
         return os.environ[_COMMIT]

@@ -1,4 +1,4 @@
-"""The one environment loop: vectorised, seeded, used by evaluation and collection alike."""
+"""The environment loop: plays seeded episodes in vectorised environments, for evaluation and data collection."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,44 +27,44 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Step:
-    """What E environments show a policy before it acts."""
+    """What a policy sees of E environments before it acts."""
 
     observations: FloatArray  # [E, O]
-    rewards: FloatArray  # [E], of the last action; 0 at the start of an episode
+    rewards: FloatArray  # [E], reward of the last action; 0 at the start of an episode
     first: BoolArray  # [E], true at the start of an episode
-    goals: FloatArray  # [E, G]; G = 0 where the task has no goals
-    active: BoolArray  # [E], false where nobody waits for an action any more
-    maps: MapArray | None = None  # [E, C, H, W], what holds for each one's whole episode, such as a map
+    goals: FloatArray  # [E, G]; G = 0 without goals
+    active: BoolArray  # [E], false if the environment has no more episodes to play
+    maps: MapArray | None = None  # [E, C, H, W], maps of the episodes; None without maps
 
 
 class Policy(Protocol):
-    """Acts in E environments at once. There is no reset: `first` marks the episodes that start."""
+    """Acts in E environments at once. There is no reset method: `Step.first` marks the starts of episodes."""
 
     def act(self, step: Step) -> FloatArray:
-        """Actions [E, A]; those of inactive environments are not used."""
+        """Return actions [E, A]; those of inactive environments are ignored."""
 
 
 def make_envs(env_id: str, num_envs: int, options: Mapping[str, Any] | None = None) -> SyncVectorEnv:
-    """Environments for `rollout`, which resets them itself; `options` go to the environment's constructor."""
+    """Make vectorised environments for `rollout`; `options` are arguments of the environment's constructor."""
 
     def make_one() -> Env[Any, Any]:
         return make_env(env_id, **(options or {}))
 
     try:
-        # Nothing is kept of the arrays it returns: `flatten` makes new ones.
+        # No copies: `flatten` creates new arrays.
         return SyncVectorEnv([make_one] * num_envs, copy=False, autoreset_mode=AutoresetMode.DISABLED)
     except GymnasiumError as error:
         raise ValueError(f"environment {env_id!r} cannot be made: {error}") from error
 
 
 def space_dims(envs: VectorEnv[Any, Any, Any]) -> tuple[int, int, int]:
-    """Sizes of observation, goal and action of one environment, as rows of numbers (see `data.spaces`)."""
+    """Sizes of the flat observation, goal and action of one environment (see `data.spaces`)."""
     observation, goal = split_goal(envs.single_observation_space)
     return total_dim(observation), total_dim(goal), action_leaf(envs.single_action_space).dim
 
 
 def map_shape(envs: VectorEnv[Any, Any, Any]) -> tuple[int, ...]:
-    """Channels, height and width of what an environment shows for a whole episode; () for nothing."""
+    """Channels, height and width of the map of an environment; () without a map."""
     part = map_leaf(envs.single_observation_space)
     return () if part is None else tuple(part.space.shape or ())
 
@@ -77,12 +77,15 @@ def rollout(
     seed: int,
     on_episode: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
-    """Play episodes to their end; episode i is reset with seed + i and returned in place i, whatever ran it.
+    """Play episodes to their end and return them in order.
 
-    Needs environments that do not reset themselves (`make_envs`), so that every episode has a seed of its own.
+    Episode i is reset with seed + i, so the episodes do not depend on the number of environments. The environments must
+    have autoreset disabled (see `make_envs`). `on_episode` is called when an episode ends.
     """
     if envs.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
-        raise ValueError("rollout resets environments itself: make them with autoreset_mode=AutoresetMode.DISABLED")
+        raise ValueError(
+            "rollout needs environments with autoreset_mode=AutoresetMode.DISABLED, as make_envs makes them"
+        )
     num_envs = envs.num_envs
     observation_parts, goal_parts = split_goal(envs.single_observation_space)
     map_part = map_leaf(envs.single_observation_space)
@@ -101,9 +104,9 @@ def rollout(
             for env in np.flatnonzero(over).tolist():
                 running[env] = started if started < num_episodes else -1
                 started += running[env] >= 0
-            # Where no episode is left to play, the environment is reset only because its vector steps it on.
+            # Environments without an episode left are reset too, because the vector environment steps all of them.
             seeds: list[int | None] = [seed + int(episode) if episode >= 0 else seed for episode in running]
-            # The base class is annotated for one seed, its vector environments all take one each.
+            # The base class declares a single seed, but vector environments accept one per environment.
             observation, _ = envs.reset(seed=seeds, options={"reset_mask": over.copy()})  # type: ignore[arg-type]
             observations = flatten(observation, observation_parts, num_envs)
             goals = flatten(observation, goal_parts, num_envs)
@@ -130,7 +133,7 @@ def rollout(
 
 
 class _Record:
-    """An episode while it is played."""
+    """An episode that is being played."""
 
     def __init__(
         self,
@@ -157,7 +160,7 @@ class _Record:
 
 
 def _outcome(infos: Mapping[str, Any], env: int) -> dict[str, float]:
-    """The scalars an environment reported with its last step."""
+    """Scalars that an environment reported with the last step."""
     outcome = {}
     for name, values in infos.items():
         if (

@@ -225,7 +225,7 @@ def test_a_checkpoint_of_a_newer_format_is_refused(tt: Run, made: Path, tmp_path
     shutil.copytree(made / "run", tmp_path / "run")
     path = tmp_path / "run/checkpoint.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
-    refused(tt("evaluate", "run"), r"checkpoint format 99 is newer than 1")
+    refused(tt("evaluate", "run"), r"checkpoint format 99 is not supported, expected at most 1")
 
 
 def test_an_environment_that_does_not_fit_is_refused(tt: Run, made: Path, tmp_path: Path) -> None:
@@ -323,7 +323,8 @@ def test_a_film_is_recorded_without_a_display(tt: Run, made: Path, tmp_path: Pat
     assert code == 0, text
     assert (tmp_path / "film.gif").read_bytes()[:4] == b"GIF8"
     refused(
-        tt("evaluate", made / "run", *words, "--video", "film.avi"), r"--video writes \.gif or \.mp4, got film\.avi"
+        tt("evaluate", made / "run", *words, "--video", "film.avi"),
+        r"a video file must be \.gif or \.mp4, got film\.avi",
     )
 
 
@@ -399,5 +400,5 @@ def test_maps_are_shown_and_needed_where_they_were_learned(
         *search,
     )
     refused("policy expert: supports only MiniGrid env", "collect", "--env", "CartPole-v1", "--policy", "expert")
-    refused("only .npz files hold the maps", "data", "convert", "maps.npz", "--out", "maps.hdf5")
+    refused("only .npz files can store the maps", "data", "convert", "maps.npz", "--out", "maps.hdf5")
     refused("train.augment grid needs a goal of x and y", "train", "maps.npz", "--out", "bad", *train)

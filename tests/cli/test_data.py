@@ -120,7 +120,7 @@ def test_bad_data_is_answered_in_one_sentence_with_file_and_row(
     with h5py.File(path, "w") as file:
         file["observations"] = np.zeros((1000, 3))
     path.write_bytes(path.read_bytes()[:2000])
-    refused(r"cut\.hdf5: not a whole HDF5 file, was it truncated\?", "train", "cut.hdf5")
+    refused(r"cut\.hdf5: not a complete HDF5 file; it may be truncated", "train", "cut.hdf5")
     lists = {"s": [[1.0, 2.0], [1.0, 2.0], [3.0]], "a": [0.0, 1.0, 2.0], "e": [0, 0, 1]}
     pyarrow.parquet.write_table(pyarrow.table(lists), tmp_path / "mixed.parquet")
     flags = ["--columns.observations", "[s]", "--columns.actions", "[a]"]
@@ -128,7 +128,7 @@ def test_bad_data_is_answered_in_one_sentence_with_file_and_row(
     refused(r"mixed\.parquet: the table has no column 'b'", "data", "show", "mixed.parquet", *flags[:3], "[b]")
     (tmp_path / "log.csv").write_text("s,a\n1,2\n1,two\n")
     refused(r"log\.csv, row 2: column 'a' must hold numbers, got 'two'", "data", "show", "log.csv", *flags)
-    refused(r"no such dataset", "train", "hopper")
+    refused(r"hopper: not a dataset; expected a file", "train", "hopper")
     refused(r"say what to write with --out", "data", "convert", "log.csv")
 
 

@@ -1,4 +1,4 @@
-"""Discrete actions and observations from the dataset to the checkpoint and back."""
+"""Discrete actions and observations: in files, as tokens, in checkpoints and in environments."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from trajectory_transformer.tokens.windows import fit_discretizer
 
 @pytest.fixture
 def cart_poles(rng: np.random.Generator) -> Dataset:
-    """Four episodes as CartPole would give them; the second action was taken once."""
+    """Four episodes in the format of CartPole; action 1 occurs once."""
     episodes = []
     for steps in (5, 8, 3, 6):
         actions = np.zeros((steps, 1), dtype=np.float32)
@@ -28,19 +28,19 @@ def cart_poles(rng: np.random.Generator) -> Dataset:
     return Dataset(tuple(episodes), {"env": "CartPole-v1"}, observed, (Dimension("push", 2),))
 
 
-def test_categories_and_names_survive_a_file(cart_poles: Dataset, tmp_path: Path) -> None:
+def test_names_and_categories_are_saved_and_loaded(cart_poles: Dataset, tmp_path: Path) -> None:
     save_npz(cart_poles, tmp_path / "x.npz")
     loaded = load_npz(tmp_path / "x.npz")
     assert loaded.observation_dimensions == tuple(map(Dimension, ("x", "speed", "angle", "spin")))
     assert loaded.action_dimensions == (Dimension("push", 2),)
 
 
-def test_datasets_without_categories_are_continuous(tiny_dataset: Dataset) -> None:
+def test_dimensions_are_continuous_and_numbered_by_default(tiny_dataset: Dataset) -> None:
     assert tiny_dataset.action_dimensions == (Dimension("action 0"), Dimension("action 1"))
     assert [d.name for d in tiny_dataset.observation_dimensions] == ["observation 0", "observation 1", "observation 2"]
 
 
-def test_actions_that_are_no_category_are_refused(cart_poles: Dataset) -> None:
+def test_dimensions_that_do_not_fit_the_episodes_are_refused(cart_poles: Dataset) -> None:
     with pytest.raises(ValueError, match="episode 1: push must be an integer from 0 to 0, got 1"):
         Dataset(cart_poles.episodes, action_dimensions=(Dimension("push", 1),))
     with pytest.raises(ValueError, match="action_dimensions must have 1 entries, one per action dimension, got 2"):
@@ -63,27 +63,27 @@ def test_a_loaded_model_plans_exact_categories_in_a_discrete_environment(cart_po
 
 @pytest.fixture
 def walks(rng: np.random.Generator) -> Dataset:
-    """States of one continuous number and a category of 30, of which few occur."""
+    """Observations with one continuous dimension and one of 30 categories, few of which occur."""
     observations = np.stack([rng.normal(size=9), rng.choice([0, 3, 4, 29], size=9)], axis=1).astype(np.float32)
     episode = Episode(observations, np.zeros((8, 1), np.float32), None, terminated=False)
     return Dataset((episode,), {}, (Dimension("x"), Dimension("cell", 30)), (Dimension("turn", 2),))
 
 
-def test_observed_categories_are_tokens_as_they_stand(walks: Dataset) -> None:
+def test_categories_of_observations_are_their_tokens(walks: Dataset) -> None:
     discretizer = fit_discretizer(walks, TokenConfig(num_bins=30, rewards=False))
-    every = np.arange(30.0)[:, None]  # those that never occurred too
+    every = np.arange(30.0)[:, None]  # categories that never occur included
     np.testing.assert_array_equal(discretizer.encode(every, slice(1, 2)), every)
     np.testing.assert_array_equal(discretizer.decode(np.arange(30)[:, None], slice(1, 2)), every)
 
 
-def test_observed_categories_are_numbers_where_there_are_too_few_bins(walks: Dataset) -> None:
+def test_observations_with_more_categories_than_bins_are_binned_as_numbers(walks: Dataset) -> None:
     tokens = TokenConfig(num_bins=3, rewards=False, discretizer="uniform")
     discretizer = fit_discretizer(walks, tokens)
     np.testing.assert_array_equal(discretizer.encode(np.array([[0.0], [4.0], [29.0]]), slice(1, 2))[:, 0], [0, 0, 2])
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.hdf5", "x.parquet", "x.csv", "tt/walks-v0"])
-def test_observed_categories_survive_every_format(
+def test_dimensions_are_saved_and_loaded_in_every_format(
     walks: Dataset, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
@@ -95,11 +95,11 @@ def test_observed_categories_survive_every_format(
 
 
 @pytest.mark.parametrize("name", ["x.hdf5", "x.parquet", "x.csv", "tt/walks-v0"])
-def test_maps_go_to_our_own_files_only(
+def test_only_npz_files_can_store_maps(
     walks: Dataset, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     mapped = Dataset((replace(walks.episodes[0], map=np.zeros((1, 2, 2), np.uint8)),))
-    with pytest.raises(ValueError, match=f"{name}: only .npz files hold the maps"):
+    with pytest.raises(ValueError, match=f"{name}: only .npz files can store the maps"):
         save_dataset(mapped, name)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Episodes: what is refused and in which words, returns-to-go by hand, the `.npz` file there and back."""
+"""Episodes and datasets: checks and their errors, returns-to-go, `.npz` files."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 def episode(
     steps: int = 3, *, observation_dim: int = 2, action_dim: int = 1, rewards: bool = True, goal_dim: int | None = None
 ) -> Episode:
-    """An episode that counts: every number in it differs from the others of its array."""
+    """An episode whose arrays hold distinct numbers."""
     return Episode(
         observations=np.arange((steps + 1) * observation_dim, dtype=np.float32).reshape(steps + 1, observation_dim),
         actions=-np.arange(steps * action_dim, dtype=np.float32).reshape(steps, action_dim),
@@ -30,7 +30,7 @@ def episode(
     )
 
 
-def test_an_episode_has_as_many_steps_as_actions_and_sums_its_rewards() -> None:
+def test_episodes_know_their_length_and_return() -> None:
     assert len(episode(4)) == 4
     assert episode(4).total_reward == 0.0 + 0.5 + 1.0 + 1.5
     assert episode(4, rewards=False).total_reward == 0.0
@@ -61,7 +61,7 @@ def test_an_episode_has_as_many_steps_as_actions_and_sums_its_rewards() -> None:
         ({"goal": np.array([np.nan, 0], np.float32)}, r"goal must be finite, got nan at \[0\]"),
     ],
 )
-def test_an_episode_refuses_arrays_that_break_a_rule(change: dict[str, Any], message: str) -> None:
+def test_invalid_arrays_are_refused_by_an_episode(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(episode(), **change)
 
@@ -75,20 +75,20 @@ def test_an_episode_refuses_arrays_that_break_a_rule(change: dict[str, Any], mes
         (episode(goal_dim=2), "got .* rewards and a goal of 2 dimensions"),
     ],
 )
-def test_a_dataset_refuses_episodes_of_another_kind(other: Episode, message: str) -> None:
-    rule = (
-        "episode 2: every episode must have 2 observation and 1 action dimensions, rewards and no goal as episode 0, "
-    )
-    with pytest.raises(ValueError, match=rule + message):
+def test_episodes_of_a_dataset_must_have_the_same_structure(other: Episode, message: str) -> None:
+    expected = "2 observation and 1 action dimensions, rewards and no goal"
+    with pytest.raises(
+        ValueError, match=f"episode 2: every episode must have {expected}, as episode 0 does, {message}"
+    ):
         Dataset((episode(3), episode(5), other))
 
 
-def test_a_dataset_refuses_to_be_empty() -> None:
+def test_empty_datasets_are_refused() -> None:
     with pytest.raises(ValueError, match="a dataset needs at least one episode, got none"):
         Dataset(())
 
 
-def test_a_dataset_knows_its_sizes() -> None:
+def test_datasets_know_their_sizes() -> None:
     dataset = Dataset((episode(3), episode(5)))
     assert (len(dataset), dataset.num_steps, dataset.observation_dim, dataset.action_dim) == (2, 8, 2, 1)
     assert dataset.has_rewards and not Dataset((episode(rewards=False),)).has_rewards
@@ -100,7 +100,7 @@ def test_returns_to_go_exclude_the_reward_of_their_own_step() -> None:
     np.testing.assert_array_equal(returns_to_go(rewards, 0.5), [4.0, 4.0, 0.0])
 
 
-def test_returns_to_go_include_the_reward_of_their_own_step_on_request() -> None:
+def test_returns_to_go_can_include_the_reward_of_their_own_step() -> None:
     rewards = np.array([1.0, 2.0, 4.0], dtype=np.float32)
     np.testing.assert_array_equal(returns_to_go(rewards, 0.5, include_own=True), [3.0, 4.0, 4.0])
 
@@ -133,7 +133,7 @@ def assert_equal(found: Dataset, expected: Dataset) -> None:
 
 @pytest.mark.parametrize("rewards", [True, False])
 @pytest.mark.parametrize("goal_dim", [None, 2])
-def test_a_dataset_survives_its_file(tmp_path: Path, rewards: bool, goal_dim: int | None) -> None:
+def test_saved_datasets_load_unchanged(tmp_path: Path, rewards: bool, goal_dim: int | None) -> None:
     episodes = tuple(
         replace(episode(steps, rewards=rewards, goal_dim=goal_dim), outcome={"success": steps / 4, "n": 1})
         for steps in (3, 1, 4)
@@ -141,10 +141,15 @@ def test_a_dataset_survives_its_file(tmp_path: Path, rewards: bool, goal_dim: in
     dataset = Dataset(episodes, {"env_id": "a/b-v0", "seed": 3, "noise": 0.25, "expert": True, "url": None})
     save_npz(dataset, tmp_path / "data.npz")
     assert_equal(load_npz(tmp_path / "data.npz"), dataset)
-    assert [path.name for path in tmp_path.iterdir()] == ["data.npz"]  # nothing is left beside it
+    assert [path.name for path in tmp_path.iterdir()] == ["data.npz"]  # no temporary file remains
 
 
-def test_outcomes_and_metadata_may_be_missing_from_a_file(tmp_path: Path) -> None:
+def test_paths_may_be_strings(tmp_path: Path) -> None:
+    save_npz(Dataset((episode(3),)), str(tmp_path / "new" / "data.npz"))
+    assert len(load_npz(str(tmp_path / "new" / "data.npz"))) == 1
+
+
+def test_outcomes_and_metadata_are_optional_in_a_file(tmp_path: Path) -> None:
     write_changed(tmp_path / "data.npz", lambda arrays: [arrays.pop(name) for name in ("outcomes", "metadata")])
     found = load_npz(tmp_path / "data.npz")
     assert found.metadata == {} and [each.outcome for each in found] == [{}, {}]
@@ -161,13 +166,13 @@ def write_changed(path: Path, change: Callable[[Arrays], object]) -> None:
 
 
 def not_finite(arrays: Arrays) -> None:
-    """Put a NaN into the second episode."""
+    """Write a NaN into the second episode."""
     arrays["observations"] = arrays["observations"].copy()
     arrays["observations"][6, 1] = np.nan
 
 
 def too_large(arrays: Arrays) -> None:
-    """Put a number into the second episode that float32 cannot hold."""
+    """Write a number that is too large for float32 into the second episode."""
     arrays["actions"] = arrays["actions"].astype(np.float64)
     arrays["actions"][4, 0] = 1e300
 
@@ -175,19 +180,22 @@ def too_large(arrays: Arrays) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda arrays: arrays.update(format=np.array(FORMAT + 1)), f"format {FORMAT + 1} is newer than {FORMAT}"),
-        (lambda arrays: arrays.pop("actions"), "needs the array 'actions', found only"),
-        (lambda arrays: arrays.pop("format"), "needs the array 'format', found only"),
+        (
+            lambda arrays: arrays.update(format=np.array(FORMAT + 1)),
+            f"format {FORMAT + 1} is not supported, expected at most {FORMAT}",
+        ),
+        (lambda arrays: arrays.pop("actions"), "needs the array 'actions', got"),
+        (lambda arrays: arrays.pop("format"), "needs the array 'format', got"),
         (
             lambda arrays: arrays.update(observations=arrays["observations"][:7]),  # as many as actions
-            "2 episodes of 7 actions in all need 9 rows of observations .*, got 7",
+            "2 episodes of 7 actions in total need 9 rows of observations .*, got 7",
         ),
         (lambda arrays: arrays.update(actions=arrays["actions"][1:]), "need 7 rows of actions .*, got 6"),
         (lambda arrays: arrays.update(lengths=np.array([7, 0])), "episode 1: an episode needs at least one action"),
         (lambda arrays: arrays.update(rewards=arrays["rewards"][:-1]), "rewards"),
         (not_finite, r"episode 1: observations must be finite, got nan at \[2, 1\]"),
         (lambda arrays: arrays.update(metadata=np.array({"a": 1}, dtype=object)), "not a readable .npz dataset"),
-        # Faults that the reader does not foresee one by one; each must still be refused by name.
+        # Errors without a specific message; each must still name the file.
         (too_large, "episode 1: actions must be finite"),
         (lambda arrays: arrays.update(rewards=np.zeros(8, np.float32)), ""),
         (lambda arrays: arrays.update(terminated=np.array([True])), ""),
@@ -212,27 +220,27 @@ def too_large(arrays: Arrays) -> None:
         "no-actions",
         "no-format",
         "no-final-states",
-        "lost-action",
+        "missing-action",
         "empty-episode",
-        "lost-reward",
+        "missing-reward",
         "nan",
         "pickle",
         "too-large-for-float32",
         "surplus-reward",
-        "lost-terminated",
+        "missing-terminated",
         "surplus-terminated",
-        "lost-goal",
-        "lost-outcome",
+        "missing-goal",
+        "missing-outcome",
         "outcomes-not-json",
         "metadata-not-json",
         "format-not-a-number",
-        "format-not-one-number",
-        "lengths-not-whole",
+        "format-not-a-scalar",
+        "lengths-not-integers",
         "actions-not-an-array",
         "no-episodes",
     ],
 )
-def test_a_file_with_a_fault_is_refused_by_name(
+def test_invalid_files_are_errors_that_name_the_file(
     tmp_path: Path, change: Callable[[Arrays], object], message: str
 ) -> None:
     path = tmp_path / "faulty.npz"
@@ -241,12 +249,12 @@ def test_a_file_with_a_fault_is_refused_by_name(
         load_npz(path)
 
 
-def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"absent\.npz: not a readable"):
         load_npz(tmp_path / "absent.npz")
 
 
-def test_every_truncation_of_a_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_truncated_files_are_errors_that_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "cut.npz"
     save_npz(Dataset((episode(3), episode(4))), path)
     whole = path.read_bytes()
@@ -256,12 +264,12 @@ def test_every_truncation_of_a_file_is_refused_by_name(tmp_path: Path) -> None:
             load_npz(path)
 
 
-def test_a_file_with_damaged_bytes_is_refused_by_name_or_read_unchanged(tmp_path: Path) -> None:
+def test_files_with_damaged_bytes_raise_an_error_or_load_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "damaged.npz"
     dataset = Dataset((episode(3), episode(4)), {"env_id": "a"})
     save_npz(dataset, path)
     whole = path.read_bytes()
-    # The archive's own directory at the end has no checksum: damage there may hide an optional array, never change one.
+    # The directory at the end of the archive has no checksum: damage there can hide an optional array, not change one.
     directory = whole.index(b"PK\x01\x02")
     for place in range(0, len(whole), 3):
         for flip in (0x01, 0x80, 0xFF):
@@ -277,13 +285,13 @@ def test_a_file_with_damaged_bytes_is_refused_by_name_or_read_unchanged(tmp_path
                     assert_equal(found, dataset)
 
 
-def test_an_array_file_is_no_dataset(tmp_path: Path) -> None:
+def test_an_npy_file_is_not_a_dataset(tmp_path: Path) -> None:
     np.save(tmp_path / "array.npy", np.zeros(3))
     with pytest.raises(ValueError, match=r"array\.npy: "):
         load_npz(tmp_path / "array.npy")
 
 
-def test_the_file_holds_plain_arrays_and_json(tmp_path: Path) -> None:
+def test_files_contain_plain_arrays_and_json(tmp_path: Path) -> None:
     save_npz(Dataset((episode(3), episode(4)), {"seed": 1}), tmp_path / "data.npz")
     with np.load(tmp_path / "data.npz", allow_pickle=False) as file:
         assert file["format"] == FORMAT
@@ -293,9 +301,9 @@ def test_the_file_holds_plain_arrays_and_json(tmp_path: Path) -> None:
         assert "goals" not in file.files
 
 
-def test_contexts_survive_the_file_as_they_are(tmp_path: Path) -> None:
-    whole = np.arange(24, dtype=np.uint8).reshape(2, 1, 4, 3)
-    for maps in (whole, whole.astype(np.float32) / 7):
+def test_maps_are_saved_and_loaded_with_their_dtype(tmp_path: Path) -> None:
+    numbers = np.arange(24, dtype=np.uint8).reshape(2, 1, 4, 3)
+    for maps in (numbers, numbers.astype(np.float32) / 7):
         episodes = tuple(replace(episode(), map=each) for each in maps)
         path = tmp_path / f"{maps.dtype}.npz"
         save_npz(Dataset(episodes, {}, (Dimension("x"), Dimension("cell", 8))), path)
@@ -331,21 +339,21 @@ def test_names_and_categories_in_a_file_must_have_the_same_length(tmp_path: Path
     ("map", "message"),
     [
         (np.zeros((3, 4), np.uint8), r"\[channels, height, width\], got uint8 of shape \(3, 4\)"),
-        (np.zeros((1, 3, 4), np.int64), r"a map must be uint8 or float32 numbers .*, got int64 of shape"),
+        (np.zeros((1, 3, 4), np.int64), r"a map must be a uint8 or float32 array .*, got int64 of shape"),
         (np.full((1, 1, 2), np.nan, np.float32), r"map must be finite, got nan at \[0, 0, 0\]"),
     ],
 )
-def test_contexts_that_are_no_images_are_refused(map: npt.NDArray[Any], message: str) -> None:
+def test_maps_of_other_shapes_or_types_are_refused(map: npt.NDArray[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(episode(), map=map)
 
 
-def test_episodes_of_a_dataset_have_contexts_of_one_shape() -> None:
+def test_maps_of_a_dataset_must_have_the_same_shape() -> None:
     with_map = replace(episode(), map=np.zeros((1, 2, 2), np.uint8))
     with pytest.raises(ValueError, match=r"episode 1: every episode must have .*a map of shape \(1, 2, 2\)"):
         Dataset((with_map, episode()))
 
 
-def test_observations_of_a_category_are_whole_numbers_below_their_count() -> None:
+def test_values_of_discrete_observations_must_be_categories() -> None:
     with pytest.raises(ValueError, match="episode 0: cell must be an integer from 0 to 4, got 5"):
         Dataset((episode(),), {}, (Dimension("x"), Dimension("cell", 5)))

@@ -1,4 +1,4 @@
-"""Reference returns and the normalised score."""
+"""Reference returns and normalised scores."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from trajectory_transformer.data.scores import References, normalized_score, ref
         ("HalfCheetah-v5", 5428.0, 45.98),
     ],
 )
-def test_scores_are_0_for_the_random_and_100_for_the_expert_policy_in_any_version(
+def test_scores_are_0_for_random_and_100_for_expert_in_any_version(
     env_id: str, total_reward: float, score: float
 ) -> None:
     references = references_of(env_id)
@@ -22,13 +22,13 @@ def test_scores_are_0_for_the_random_and_100_for_the_expert_policy_in_any_versio
     assert normalized_score(total_reward, references) == pytest.approx(score, abs=0.01)
 
 
-def test_a_dataset_may_bring_its_own_references() -> None:
+def test_references_in_the_metadata_take_precedence() -> None:
     own = {"ref_min_score": -10.0, "ref_max_score": 30}
     assert references_of("Hopper-v5", own) == References(-10.0, 30.0)
     assert references_of("MyRobot-v0", own) == References(-10.0, 30.0)
 
 
-def test_tasks_without_references_have_no_score() -> None:
+def test_unknown_tasks_have_no_references() -> None:
     assert references_of("Humanoid-v5") is None
-    with pytest.raises(ValueError, match=r"must exceed the random policy's 3.0, got 3.0"):
+    with pytest.raises(ValueError, match=r"must exceed that of the random policy, 3.0, got 3.0"):
         References(3.0, 3.0)

@@ -1,4 +1,4 @@
-"""MiniGrid as goals on maps: what is shown, shortest ways against a search over everything, maps held out."""
+"""MiniGrid on maps: observations, shortest paths against breadth-first search, held-out maps."""
 
 import sys
 from collections import deque
@@ -30,7 +30,7 @@ def grid_of(env: GoalOnMap) -> MiniGridEnv:
 
 
 def fewest_actions(env: GoalOnMap) -> int:
-    """Shortest way to the goal by breadth first over position, direction and which doors are open: the oracle."""
+    """Length of a shortest path to the goal by breadth-first search over position, direction and open doors."""
     grid = grid_of(env)
     cells = {(x, y): grid.grid.get(x, y) for x in range(grid.width) for y in range(grid.height)}
     kinds = {cell: "floor" if found is None else found.type for cell, found in cells.items()}
@@ -51,10 +51,10 @@ def fewest_actions(env: GoalOnMap) -> int:
             if state not in seen:
                 seen.add(state)
                 queue.append((state, cost + 1))
-    raise AssertionError("no way")
+    raise AssertionError("no path")
 
 
-def test_states_goal_and_map_are_those_of_the_environment() -> None:
+def test_state_goal_and_map_are_read_from_the_environment() -> None:
     env = make()
     seen, info = env.reset(seed=3)
     grid = grid_of(env)
@@ -84,7 +84,7 @@ def test_the_map_shows_neither_agent_nor_goal_nor_open_doors() -> None:
     assert sum(grid_of(env).grid.get(x, y).is_open for y, x in np.argwhere(first[DOOR])) == 5  # type: ignore[union-attr]
 
 
-def test_sizes_are_known_before_an_episode_starts() -> None:
+def test_sizes_are_known_before_the_first_reset() -> None:
     envs = make_envs(MULTI_ROOM_ID, 2)
     assert space_dims(envs) == (3, 2, 1)
     assert map_shape(envs) == (2, 25, 25)
@@ -96,7 +96,7 @@ def test_sizes_are_known_before_an_episode_starts() -> None:
     ("env_id", "doors", "limit"),
     [(MULTI_ROOM_ID, 5, 120), ("MiniGrid-MultiRoom-N4-S5-v1", 3, 80), ("MiniGrid-MultiRoom-N6-v0", 5, 120)],
 )
-def test_rooms_and_step_limit_are_the_environments_own(env_id: str, doors: int, limit: int) -> None:
+def test_rooms_and_step_limit_are_those_of_the_environment(env_id: str, doors: int, limit: int) -> None:
     env = make(env_id)
     seen, _ = env.reset(seed=0)
     assert seen["map"][DOOR].sum() == doors
@@ -109,22 +109,22 @@ def test_rooms_and_step_limit_are_the_environments_own(env_id: str, doors: int, 
 @pytest.mark.parametrize(
     "env_id", [MULTI_ROOM_ID, "MiniGrid-MultiRoom-N2-S4-v0", "MiniGrid-SimpleCrossingS9N2-v0", "MiniGrid-FourRooms-v0"]
 )
-def test_the_expert_takes_a_shortest_way_from_anywhere(env_id: str) -> None:
+def test_the_expert_takes_a_shortest_path_from_any_state(env_id: str) -> None:
     env = make(env_id)
     rng = np.random.default_rng(0)
     for seed in range(6):
         env.reset(seed=seed)
-        for _ in range(int(rng.integers(0, 25))):  # doors may be left open on the way
+        for _ in range(int(rng.integers(0, 25))):  # this may leave doors open
             _, _, over, _, _ = env.step(int(rng.choice([env.expert_action(), LEFT, RIGHT, FORWARD, TOGGLE])))
             if over:
                 env.reset(seed=seed)
         left = fewest_actions(env)
         for _ in range(left):
             _, _, over, _, info = env.step(env.expert_action())
-        assert over and info["success"], f"seed {seed}: not there after {left} actions"
+        assert over and info["success"], f"seed {seed}: goal not reached after {left} actions"
 
 
-def test_the_ratio_of_a_shortest_way_is_one() -> None:
+def test_path_ratio_of_a_shortest_path_is_one() -> None:
     env = make()
     env.reset(seed=1)
     over = False
@@ -133,7 +133,7 @@ def test_the_ratio_of_a_shortest_way_is_one() -> None:
     assert info["path_ratio"] == 1.0
 
 
-def test_collected_episodes_carry_their_map_and_follow_the_expert() -> None:
+def test_collected_episodes_have_their_map_and_follow_the_expert() -> None:
     job = Job(MULTI_ROOM_ID, parse_actor("expert"), seed=0)
     batch = play_episodes(job, range(3))
     env = make()
@@ -149,11 +149,11 @@ def test_collected_episodes_carry_their_map_and_follow_the_expert() -> None:
         assert episode.terminated and episode.observations[-1, :2].tolist() == episode.goal.tolist()
 
 
-HELD_OUT = range(1_000_000, 1_000_500)  # what `tt evaluate --episodes 500` resets with
+HELD_OUT = range(1_000_000, 1_000_500)  # the seeds of `tt evaluate --episodes 500`
 
 
 def training_maps(actor: str, count: int) -> set[bytes]:
-    """Maps of the episodes that `tt collect --seed 0` plays with a policy, as values."""
+    """Maps of the episodes that `tt collect --seed 0` plays with a policy, as bytes."""
     env, job = make(), Job(MULTI_ROOM_ID, parse_actor(actor), seed=0)
     return {env.reset(seed=episode_stream(job, index)[0])[0]["map"].tobytes() for index in range(count)}
 
@@ -161,30 +161,30 @@ def training_maps(actor: str, count: int) -> set[bytes]:
 def overlap(counts: dict[str, int]) -> tuple[int, int]:
     env = make()
     held_out = {env.reset(seed=seed)[0]["map"].tobytes() for seed in HELD_OUT}
-    shown = set[bytes]().union(*(training_maps(actor, count) for actor, count in counts.items()))
-    return len(held_out & shown), len(shown)
+    trained = set[bytes]().union(*(training_maps(actor, count) for actor, count in counts.items()))
+    return len(held_out & trained), len(trained)
 
 
 def test_no_held_out_map_occurs_in_training() -> None:
-    shared, shown = overlap({"expert": 900, "expert eps=0.2": 900, "random": 200})
+    shared, trained = overlap({"expert": 900, "expert eps=0.2": 900, "random": 200})
     assert shared == 0
-    assert shown > 1990, "and training hardly repeats itself"
+    assert trained > 1990, "few maps repeat"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_no_held_out_map_occurs_in_all_of_the_training_data() -> None:
-    shared, shown = overlap({"expert": 27_000, "expert eps=0.2": 27_000, "random": 6_000})
+def test_no_held_out_map_occurs_in_the_full_training_data() -> None:
+    shared, trained = overlap({"expert": 27_000, "expert eps=0.2": 27_000, "random": 6_000})
     assert shared == 0
-    assert shown > 59_000
+    assert trained > 59_000
 
 
-def test_maps_of_other_things_are_refused() -> None:
-    with pytest.raises(ValueError, match="maps are made of walls, unlocked doors and one goal, this one has a"):
+def test_maps_with_other_objects_are_refused() -> None:
+    with pytest.raises(ValueError, match="a map may contain only walls, unlocked doors and one goal, got a"):
         make("MiniGrid-DoorKey-5x5-v0").reset(seed=0)
 
 
-def test_a_missing_package_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_an_error_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minigrid.core.actions", None)
     monkeypatch.delitem(sys.modules, "trajectory_transformer.envs.minigrid")
     with pytest.raises(ImportError, match=r"pip install \'trajectory-transformer\[minigrid\]\'"):

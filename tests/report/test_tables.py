@@ -1,4 +1,4 @@
-"""Tables from result files; the README's is the one they give."""
+"""Tables from result files, and the tables in the documents of this repository."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from trajectory_transformer.report.tables import BEGIN, END, results_table, writ
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_a_row_shows_known_metrics_with_their_spread(tmp_path: Path) -> None:
+def test_rows_show_known_metrics_with_standard_errors(tmp_path: Path) -> None:
     (tmp_path / "results/a").mkdir(parents=True)
     content = {
         "device": "abacus",
@@ -23,27 +23,27 @@ def test_a_row_shows_known_metrics_with_their_spread(tmp_path: Path) -> None:
     assert row == "| [a/b](results/a/b.json) | goals reached 0.5, return -1,234 ± 120 | abacus | `tt x` |"
 
 
-def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
+def test_only_text_between_markers_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     document = tmp_path / "doc.md"
     document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     write_tables(tmp_path / "results", document)
-    assert document.read_text().startswith(f"before\n{BEGIN}\n| what |")
+    assert document.read_text().startswith(f"before\n{BEGIN}\n| result |")
     assert document.read_text().endswith(f"{END}\nafter\n")
     assert "old" not in document.read_text()
-    document.write_text("no marks")
-    with pytest.raises(ValueError, match=r"doc\.md: a document needs the marks"):
+    document.write_text("no markers")
+    with pytest.raises(ValueError, match=r"doc\.md: no markers found; put <!-- results -->"):
         write_tables(tmp_path / "results", document)
 
 
 def result(path: Path, score: float) -> None:
-    """A result file."""
+    """Write a result file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     metrics = {"normalized_score": score, "normalized_score_stderr": 1.5, "seconds_train": 600}
     path.write_text(json.dumps({"device": "abacus", "command": "tt x", "metrics": metrics}))
 
 
-def test_marks_may_name_the_results_they_show_and_links_lead_there(
+def test_markers_select_results_and_links_are_relative_to_the_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result(tmp_path / "results/paper/hopper.json", 101.25)
@@ -55,10 +55,10 @@ def test_marks_may_name_the_results_they_show_and_links_lead_there(
         f"scores\n<!-- results paper -->\nold\n{END}\nspeed\n<!-- results speed -->\n{END}\n"
     )
     (tmp_path / "docs/best.md").write_text(f"<!-- results speed/train paper -->\n{END}\n")
-    (tmp_path / "docs/other.md").write_text("nothing to fill in")
+    (tmp_path / "docs/other.md").write_text("no table")
     monkeypatch.chdir(tmp_path)
     assert main(["report", "results"]) == 0
-    row = "| normalised score 101 ± 1.5, trained in (s) 600 | abacus | `tt x` |"
+    row = "| normalised score 101 ± 1.5, training (s) 600 | abacus | `tt x` |"
     readme, document = (tmp_path / "README.md").read_text(), (tmp_path / "docs/reproduce.md").read_text()
     assert f"| [paper/hopper](results/paper/hopper.json) {row}" in readme and "[speed/train]" in readme
     scores, speed = document.split("speed\n<!--")
@@ -67,17 +67,17 @@ def test_marks_may_name_the_results_they_show_and_links_lead_there(
     assert "paper/hopper" not in speed and "old" not in document
     best = (tmp_path / "docs/best.md").read_text()
     assert best.index("[speed/train]") < best.index("[paper/hopper]") and "[speed/plan]" not in best
-    assert (tmp_path / "docs/other.md").read_text() == "nothing to fill in"
+    assert (tmp_path / "docs/other.md").read_text() == "no table"
 
     (tmp_path / "docs/reproduce.md").write_text(f"<!-- results none -->\n{END}\n")
     assert main(["report", "results"]) == 2
-    assert "it asks for results of none" in capsys.readouterr().err
+    assert "a marker names the results none, but" in capsys.readouterr().err
     assert main(["report", "results", "--into", "[]"]) == 0
     assert row in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/reproduce.md"])
-def test_documents_show_the_results_as_they_are(tmp_path: Path, name: str) -> None:
+def test_tables_in_documents_are_up_to_date(tmp_path: Path, name: str) -> None:
     copy = tmp_path / name
     copy.parent.mkdir(exist_ok=True)
     copy.write_text((ROOT / name).read_text())

@@ -16,7 +16,12 @@ from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.data.sources import Columns, is_minari_id, save_dataset
 from trajectory_transformer.data.sources.columns import ColumnNames, read_columns
-from trajectory_transformer.report.dataset import DimensionSummary, dataset_figure, dimensions, discount_advice
+from trajectory_transformer.report.dataset import (
+    DimensionSummary,
+    dataset_figure,
+    discount_advice,
+    summarize_dimensions,
+)
 
 SOURCES = "A file (.npz, .hdf5, .parquet, .csv), a Minari id, or a benchmark task such as hopper-medium."
 
@@ -78,9 +83,9 @@ class Show:
         for key, value in dataset.metadata.items():
             console.print(f"  {key}: {value}", markup=False)
         tokens = replace(self.tokens, rewards=self.tokens.rewards and dataset.has_rewards)
-        rows = tuple(dimensions(dataset, tokens))
+        rows = tuple(summarize_dimensions(dataset, tokens))
         console.print(_table(rows, tokens))
-        if any(each.cut_off for each in rows):
+        if any(each.clipped for each in rows):
             console.print(
                 "  many actions are at their limits: if noise was clipped there, limits are more likely than intended. "
                 "Try --search.action.middle 0.4 to plan for return, --search.imitate median to imitate"

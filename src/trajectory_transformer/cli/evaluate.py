@@ -37,6 +37,8 @@ class Evaluate:
     """What to plan for; null: a goal if the model has one, else return if it has rewards, else imitation."""
     discount: float | None = None
     """Discount of rewards along a plan for return; null: as in training."""
+    percentile: float | None = None
+    """Rank plans for return by this percentile of predicted rewards and values; null: by their means."""
     episodes: int = 100
     """Episodes to play."""
     num_envs: int = 50
@@ -67,6 +69,7 @@ class Evaluate:
             model,
             kind=self.plan,
             discount=self.discount,
+            percentile=self.percentile,
             search=self.search,
             seed=self.seed,
             on_plan=traces.append if self.trace else None,

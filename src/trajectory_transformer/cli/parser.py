@@ -23,7 +23,6 @@ _PRESET_GROUPS = ("tokens", "model", "train", "search")
 _AUTHORS = "is part of --tokens.authors_conventions (preset reference)"
 _OPTIMIZER = "is part of --train.optimizer"
 _BACKEND = "is part of --train.backend"
-_REMOVED = "was removed: plans are ranked by the mean of predicted rewards and values"
 # Flags of versions before 0.1, and what replaces them.
 RENAMED = {
     "tokens.bin_value": _AUTHORS,
@@ -49,8 +48,8 @@ RENAMED = {
     "search.opening_nucleus": "is now --search.first_action.nucleus",
     "search.observation_top_k": "is now --search.observation.top_k",
     "search.observation_nucleus": "is now --search.observation.nucleus",
-    "search.estimate": _REMOVED,
-    "search.percentile": _REMOVED,
+    "search.estimate": "was replaced: means are the default, and --percentile takes a percentile",
+    "search.percentile": "is now --percentile",
     "search.discount": "is now --discount",
     "search.decoder": "is now --search.backend",
     "search.precision": "is now --search.backend fused or fused-float32",

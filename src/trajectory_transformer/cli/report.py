@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from trajectory_transformer.cli.console import console
-from trajectory_transformer.report.tables import has_marks, results_table, write_tables
+from trajectory_transformer.report.tables import has_markers, results_table, write_tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Report:
         if documents is None:
             beside = folder.resolve().parent
             known = [beside / "README.md", *sorted((beside / "docs").glob("*.md"))]
-            documents = tuple(each for each in known if each.is_file() and has_marks(each))
+            documents = tuple(each for each in known if each.is_file() and has_markers(each))
         for document in documents:
             write_tables(folder, document)
             console.print(f"wrote tables of results into {document}")

@@ -1,1 +1,1 @@
-"""Recorded episodes and where they come from."""
+"""Episodes, and the files and libraries that they are loaded from."""

@@ -1,4 +1,4 @@
-"""What was recorded: episodes, datasets of them, and our `.npz` file that holds one."""
+"""Episodes, datasets of episodes, and the `.npz` files that store a dataset."""
 
 import json
 import zipfile
@@ -26,11 +26,13 @@ class Episode:
 
     observations: FloatArray  # [T + 1, O], final state included
     actions: FloatArray  # [T, A]
-    rewards: FloatArray | None  # [T]; None where none were recorded
-    terminated: bool  # the task ended it; a time limit leaves this False
-    goal: FloatArray | None = None  # [G], what the recorded agent was asked to reach
-    outcome: Mapping[str, float] = field(default_factory=dict)  # what the environment said at the end: success, ...
-    map: MapArray | None = None  # [C, H, W], an image-like array that holds for the whole episode: a map
+    rewards: FloatArray | None  # [T]; None if not recorded
+    terminated: bool  # the task ended the episode; False if it was truncated, for example by a time limit
+    goal: FloatArray | None = None  # [G], what the agent was to reach
+    outcome: Mapping[str, float] = field(
+        default_factory=dict
+    )  # what the environment reported at the last step: success, ...
+    map: MapArray | None = None  # [C, H, W], an image-like array that does not change during the episode
 
     def __post_init__(self) -> None:
         """Check shapes and values."""
@@ -53,7 +55,7 @@ class Episode:
             )
         if self.map is not None and (self.map.ndim != 3 or self.map.dtype not in (np.uint8, np.float32)):
             raise ValueError(
-                "a map must be uint8 or float32 numbers [channels, height, width], "
+                "a map must be a uint8 or float32 array [channels, height, width], "
                 f"got {self.map.dtype} of shape {self.map.shape}"
             )
         for name in ("observations", "actions", "rewards", "goal", "map"):
@@ -63,12 +65,12 @@ class Episode:
                 raise ValueError(f"{name} must be finite, got {values[~np.isfinite(values)][0]} at [{place}]")
 
     def __len__(self) -> int:
-        """Steps taken."""
+        """Number of steps."""
         return len(self.actions)
 
     @property
     def total_reward(self) -> float:
-        """Undiscounted return; 0 where no rewards were recorded."""
+        """Undiscounted return; 0 without rewards."""
         return 0.0 if self.rewards is None else float(self.rewards.sum(dtype=np.float64))
 
 
@@ -109,13 +111,15 @@ class Dataset:
     action_dimensions: tuple[Dimension, ...] = ()  # [A]; empty: continuous, named "action 0", ...
 
     def __post_init__(self) -> None:
-        """Check that the episodes agree with each other, and fill in what was left empty."""
+        """Check that all episodes have the same structure, and fill in default dimensions."""
         if not self.episodes:
             raise ValueError("a dataset needs at least one episode, got none")
-        first = _kind(self.episodes[0])
+        first = _structure(self.episodes[0])
         for index, episode in enumerate(self.episodes):
-            if _kind(episode) != first:
-                raise ValueError(f"episode {index}: every episode must have {first} as episode 0, got {_kind(episode)}")
+            if _structure(episode) != first:
+                raise ValueError(
+                    f"episode {index}: every episode must have {first}, as episode 0 does, got {_structure(episode)}"
+                )
         for kind, count in (("observation", self.observation_dim), ("action", self.action_dim)):
             name = f"{kind}_dimensions"
             given = tuple(getattr(self, name)) or join_dimensions(kind, _default_names(kind, count), ())
@@ -127,42 +131,42 @@ class Dataset:
             _check_categories(index, episode.observations, self.observation_dimensions)
 
     def __len__(self) -> int:
-        """Episodes."""
+        """Number of episodes."""
         return len(self.episodes)
 
     def __iter__(self) -> Iterator[Episode]:
-        """Go through the episodes in order."""
+        """Iterate over the episodes."""
         return iter(self.episodes)
 
     @property
     def num_steps(self) -> int:
-        """Steps of all episodes."""
+        """Number of steps of all episodes."""
         return sum(len(episode) for episode in self.episodes)
 
     @property
     def observation_dim(self) -> int:
-        """Size of one observation."""
+        """Size of an observation."""
         return int(self.episodes[0].observations.shape[1])
 
     @property
     def action_dim(self) -> int:
-        """Size of one action."""
+        """Size of an action."""
         return int(self.episodes[0].actions.shape[1])
 
     @property
     def map_shape(self) -> tuple[int, ...]:
-        """Channels, height and width of every episode's map; () where there is none."""
+        """Channels, height and width of the maps; () without maps."""
         map = self.episodes[0].map
         return () if map is None else map.shape
 
     @property
     def has_rewards(self) -> bool:
-        """Whether rewards were recorded."""
+        """Whether the episodes have rewards."""
         return self.episodes[0].rewards is not None
 
 
-def _kind(episode: Episode) -> str:
-    """What all episodes of a dataset share, in words."""
+def _structure(episode: Episode) -> str:
+    """What all episodes of a dataset have in common, as text for errors."""
     rewards = "no rewards" if episode.rewards is None else "rewards"
     goal = "no goal" if episode.goal is None else f"a goal of {episode.goal.size} dimensions"
     dims = f"{episode.observations.shape[1]} observation and {episode.actions.shape[1]} action dimensions"
@@ -186,9 +190,9 @@ def _check_categories(index: int, rows: FloatArray, dimensions: Sequence[Dimensi
 def returns_to_go(
     rewards: npt.NDArray[np.floating], discount: float, *, include_own: bool = False, after: float = 0.0
 ) -> DoubleArray:
-    """Discounted sum of the rewards after each step (its own reward too on request): rewards [T] -> [T].
+    """Discounted return after each step, with `include_own` also of the step's own reward: rewards [T] -> [T].
 
-    `after` is the return from the state behind the last step on.
+    `after` is the return that follows the last step.
     """
     returns = np.full(len(rewards) + 1, after, dtype=np.float64)
     for step in range(len(rewards) - 1, -1, -1):
@@ -196,8 +200,8 @@ def returns_to_go(
     return returns[:-1] if include_own else returns[1:]
 
 
-def save_npz(dataset: Dataset, path: Path) -> None:
-    """Write a dataset as one `.npz` file: the episodes' arrays end to end, lengths, and metadata as JSON."""
+def save_npz(dataset: Dataset, path: str | Path) -> None:
+    """Write a dataset to a `.npz` file: concatenated arrays of all episodes, their lengths, and metadata as JSON."""
     episodes = dataset.episodes
     arrays: dict[str, npt.NDArray[np.generic]] = {
         "format": np.array(FORMAT),
@@ -224,24 +228,28 @@ def save_npz(dataset: Dataset, path: Path) -> None:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
-def load_npz(path: Path) -> Dataset:
-    """Read a dataset that `save_npz` wrote; every fault is a ValueError that names file, episode and rule."""
+def load_npz(path: str | Path) -> Dataset:
+    """Read a dataset that `save_npz` wrote; raises a ValueError that names file and episode if it is invalid."""
+    path = Path(path)
     try:
-        # Opened here: np.load leaves a file open that turns out to be no whole archive.
+        # np.load does not close the file if it is not a complete archive.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            # Files written before version 0.1 called maps contexts.
+            # Files written before version 0.1 store maps as "contexts".
             arrays = {"maps" if name == "contexts" else name: file[name] for name in file.files}
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: not a readable .npz dataset ({error})") from error
     missing = [name for name in ("format", "lengths", "terminated", "observations", "actions") if name not in arrays]
     if missing:
-        raise ValueError(f"{path}: a dataset file needs the array {missing[0]!r}, found only {sorted(arrays)}")
+        raise ValueError(f"{path}: a dataset file needs the array {missing[0]!r}, got {sorted(arrays)}")
     if arrays["format"].ndim or arrays["format"].dtype.kind not in "iu" or arrays["format"] > FORMAT:
-        raise ValueError(f"{path}: dataset format {arrays['format']} is newer than {FORMAT}, the newest read here")
+        raise ValueError(
+            f"{path}: dataset format {arrays['format']} is not supported, expected at most {FORMAT}; "
+            "upgrade trajectory-transformer"
+        )
 
     lengths = arrays["lengths"]
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not len(lengths) or (lengths < 0).any():
-        raise ValueError(f"{path}: lengths must be whole numbers, one for each of at least one episode, got {lengths}")
+        raise ValueError(f"{path}: lengths must be integers, one per episode, for at least one episode, got {lengths}")
     num_episodes, num_actions = len(lengths), int(lengths.sum())
     try:
         outcomes = json.loads(str(arrays["outcomes"])) if "outcomes" in arrays else [{}] * num_episodes
@@ -254,15 +262,17 @@ def load_npz(path: Path) -> Dataset:
     for name in needed.keys() & rows.keys():
         if rows[name] != needed[name]:
             raise ValueError(
-                f"{path}: {num_episodes} episodes of {num_actions} actions in all need {needed[name]} rows of {name} "
-                f"(each episode has one more observation than actions), got {rows[name]}"
+                f"{path}: {num_episodes} episodes of {num_actions} actions in total need {needed[name]} rows of {name} "
+                f"(an episode has one more observation than actions), got {rows[name]}"
             )
     episodes = []
     end = 0
     for index, length in enumerate(lengths.tolist()):
         start, end = end, end + length
         try:
-            with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as such
+            with np.errstate(
+                over="ignore"
+            ):  # values outside the range of float32 become infinite, and Episode refuses them
                 episode = Episode(
                     observations=arrays["observations"][start + index : end + index + 1].astype(np.float32),
                     actions=arrays["actions"][start:end].astype(np.float32),

@@ -1,4 +1,4 @@
-"""Reference returns per task, so that scores compare across tasks: 0 is a random policy, 100 an expert."""
+"""Normalised scores: returns on a scale from 0 (a random policy) to 100 (an expert)."""
 
 import re
 from dataclasses import dataclass
@@ -8,18 +8,20 @@ from trajectory_transformer.data.episode import Metadata
 
 @dataclass(frozen=True)
 class References:
-    """Mean returns of a random policy and of an expert."""
+    """Mean returns of a random policy and of an expert policy."""
 
     random: float
     expert: float
 
     def __post_init__(self) -> None:
-        """A scale needs two ends."""
+        """Check the order."""
         if not self.expert > self.random:
-            raise ValueError(f"the expert's return must exceed the random policy's {self.random}, got {self.expert}")
+            raise ValueError(
+                f"the return of the expert must exceed that of the random policy, {self.random}, got {self.expert}"
+            )
 
 
-# The scale of D4RL's locomotion tasks.
+# Reference returns of D4RL.
 TASKS = {
     "hopper": References(random=-20.272305, expert=3234.3),
     "halfcheetah": References(random=-280.178953, expert=12135.0),
@@ -29,7 +31,7 @@ TASKS = {
 
 
 def references_of(env_id: str, metadata: Metadata | None = None) -> References | None:
-    """References of a dataset's metadata (`ref_min_score`, `ref_max_score`) or else of the task; None if unknown."""
+    """References from a dataset's metadata (`ref_min_score`, `ref_max_score`), else of the task; None if unknown."""
     low, high = ((metadata or {}).get(key) for key in ("ref_min_score", "ref_max_score"))
     if isinstance(low, int | float) and isinstance(high, int | float):
         return References(float(low), float(high))
@@ -37,5 +39,5 @@ def references_of(env_id: str, metadata: Metadata | None = None) -> References |
 
 
 def normalized_score(total_reward: float, references: References) -> float:
-    """A return on the scale from random (0) to expert (100)."""
+    """Normalised score of a return: 0 for the random policy, 100 for the expert."""
     return 100.0 * (total_reward - references.random) / (references.expert - references.random)

@@ -1,4 +1,4 @@
-"""Reach a goal in four rooms: the environment and a demonstrator."""
+"""The four-rooms environment, and a demonstrator that walks to the goal."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from trajectory_transformer.envs.rooms import (
     FloatArray,
     Point,
     Roadmap,
-    beside_doorways,
+    doorway_points,
     is_free,
     read_free_point,
     read_pair,
@@ -25,18 +25,19 @@ from trajectory_transformer.envs.rooms import (
 
 
 class Demonstrator:
-    """Walks to the goal by nearly the shortest path, with noise; it keeps no state.
+    """Walks to the goal by nearly the shortest path, with noise; stateless.
 
-    Gaussian noise blurs every step. Wandering replaces a step now and then by a random one: it leads to places off the
-    shortest paths, and the steps that lead back, without changing what the agent most often does in any place.
+    Gaussian noise is added to every step. With probability `wander`, a step is random instead. This visits positions
+    off the shortest paths and records how to return from them, while the most frequent action at any position is still
+    the one towards the goal.
     """
 
-    # Clear of the posts' boxes by about two standard deviations of the default noise, and exact in float32: the agent
-    # can stand on a waypoint, and then sees whatever the waypoint sees.
-    _WAYPOINTS = Roadmap(beside_doorways(depth=5 / 128, inset=5 / 128))
+    # About two standard deviations of the default noise away from the doorposts, and exact in float32: an agent that
+    # stands on a waypoint has the same free lines of sight as the waypoint.
+    _WAYPOINTS = Roadmap(doorway_points(depth=5 / 128, inset=5 / 128))
 
     def __init__(self, noise: float = 0.2, max_step: float = 0.05, wander: float = 0.0) -> None:
-        """Set the noise's standard deviation in units of `max_step`, the longest step, and the share of random ones."""
+        """Set the standard deviation of the noise in units of `max_step`, and the probability of a random step."""
         if not 0.0 <= noise < math.inf:
             raise ValueError(f"noise must be finite and at least 0, got {noise}")
         if not 0.0 < max_step <= 1.0:
@@ -48,13 +49,13 @@ class Demonstrator:
         self.wander = wander
 
     def act(self, observation: ArrayLike, goal: ArrayLike, rng: np.random.Generator) -> FloatArray:
-        """Displacement [2] from observation [2] towards goal [2]: noise is added, then each component is clipped."""
+        """Displacement [2] from observation [2] towards goal [2], with noise, clipped per component."""
         if self.wander and rng.random() < self.wander:
             return rng.uniform(-self.max_step, self.max_step, 2).astype(np.float32)
         start = read_free_point("observation", observation)
         target = self._WAYPOINTS.path(start, read_free_point("goal", goal))[1]
         distance = math.dist(start, target)
-        # Shorter than a full step when the target is nearer than that, so that it is not overshot.
+        # A shorter step if the target is near, so that the agent does not overshoot it.
         scale = min(1.0, self.max_step / distance) if distance else 0.0
         spread = self.noise * self.max_step
         noise_x, noise_y = rng.standard_normal(2).tolist()
@@ -70,7 +71,7 @@ GOAL, GOAL_REGION = (20, 140, 60), (200, 235, 205)
 
 
 def _draw(trail: Sequence[Point], goal: Point, success_radius: float) -> NDArray[np.uint8]:
-    """Image [RENDER_SIZE, RENDER_SIZE, 3] of the rooms, y upwards; the agent is at the trail's end."""
+    """Image [RENDER_SIZE, RENDER_SIZE, 3] of the rooms, y upwards; the agent is at the end of the trail."""
     pixel = 1.0 / RENDER_SIZE
     x = (np.arange(RENDER_SIZE) + 0.5) * pixel  # [W], pixel centres
     y = x[::-1, None]  # [H, 1]
@@ -91,19 +92,19 @@ def _draw(trail: Sequence[Point], goal: Point, success_radius: float) -> NDArray
 
 
 class FourRooms(gymnasium.Env[dict[str, FloatArray], FloatArray]):
-    """Walk from a random start to a random goal; reward 1 on the step that comes within `success_radius` of it.
+    """Walk from a random start to a random goal; reward 1 on the step that comes within `success_radius` of the goal.
 
     Observations are a dict of `observation` and `achieved_goal` (both the position) and `desired_goal`, each [2] in
-    float32. Actions are displacements [2]; components beyond `max_step` are clipped to it. Walls stop the agent (see
-    `move`), and what is left of a step is spent along them. The episode terminates on success, which is Euclidean
-    distance <= `success_radius` and nothing else: a wall in between does not matter.
+    float32. Actions are displacements [2]; components are clipped to `max_step`. An agent that hits a wall slides along
+    it for the rest of the step. The episode terminates on success: Euclidean distance to the goal <= `success_radius`,
+    even through a wall.
 
-    `info` holds `success` and `path_ratio` = (length travelled + straight distance left to the goal) / (length of the
-    shortest path from start to goal). A perfect run that succeeds ends at 1. Before success the ratio is a lower
-    bound, below 1 while walls hide the goal, and so it is when success comes through a wall.
+    `info` holds `success` and `path_ratio` = (distance travelled + straight-line distance to the goal) / (length of the
+    shortest path from start to goal). The ratio of a shortest path is 1. Before success, and for success through a
+    wall, the ratio is a lower bound that can be below 1.
     """
 
-    # The base class declares it as an instance variable.
+    # The base class declares it as an instance attribute.
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
 
     def __init__(
@@ -114,14 +115,14 @@ class FourRooms(gymnasium.Env[dict[str, FloatArray], FloatArray]):
         step_reward: float = 0.0,
         render_mode: str | None = None,
     ) -> None:
-        """Set the limit of each action component and the distance that counts as reached.
+        """Set the limit of each action component and the distance at which the goal is reached.
 
-        `goal` [2] is then the goal of every episode, and `step_reward` is added to the reward of every step: a negative
-        one makes a race of it.
+        `goal` [2] fixes the goal of all episodes. `step_reward` is added to the reward of every step; a negative value
+        rewards short paths.
         """
         if not 0.0 < max_step <= 1.0:
             raise ValueError(f"max_step must lie in (0, 1], got {max_step}")
-        # A larger disc could cover free space, and there would be no start outside it to draw.
+        # With a larger radius there may be no start outside it.
         if not 0.0 < success_radius <= 0.5:
             raise ValueError(f"success_radius must lie in (0, 0.5], got {success_radius}")
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
@@ -133,8 +134,10 @@ class FourRooms(gymnasium.Env[dict[str, FloatArray], FloatArray]):
         self._fixed = {} if goal is None else {"goal": round_point(*read_free_point("goal", goal))}
         self.render_mode = render_mode
         self.action_space = spaces.Box(-max_step, max_step, (2,), np.float32)
-        self.max_step = float(self.action_space.high[0])  # as rounded there, so that the extreme actions are kept
-        self.observation_space = spaces.Dict(  # type: ignore[assignment]  # declared as a space of dicts of spaces
+        self.max_step = float(
+            self.action_space.high[0]
+        )  # rounded as in the space, so that extreme actions are not clipped
+        self.observation_space = spaces.Dict(  # type: ignore[assignment]  # the base class declares a space of dicts of spaces
             {key: spaces.Box(0.0, 1.0, (2,), np.float32) for key in ("observation", "achieved_goal", "desired_goal")}
         )
         self._trail: list[Point] = []  # every position of the episode, the start included
@@ -144,7 +147,7 @@ class FourRooms(gymnasium.Env[dict[str, FloatArray], FloatArray]):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, FloatArray], dict[str, Any]]:
-        """Start an episode; options "start" and "goal", each [2], replace the uniform draws from free space."""
+        """Start an episode; options "start" and "goal", each [2], replace uniform samples from free space."""
         super().reset(seed=seed)
         options = options or {}
         if unknown := set(options) - {"start", "goal"}:
@@ -157,7 +160,7 @@ class FourRooms(gymnasium.Env[dict[str, FloatArray], FloatArray]):
                 break
             if len(given) == 2:
                 raise ValueError(
-                    f"start and goal must lie more than the success radius {self.success_radius} apart, "
+                    f"start and goal must be more than the success radius {self.success_radius} apart, "
                     f"got {start} and {goal}"
                 )
         self._trail, self._goal, self._travelled = [start], goal, 0.0
@@ -165,9 +168,9 @@ class FourRooms(gymnasium.Env[dict[str, FloatArray], FloatArray]):
         return self._view()
 
     def step(self, action: ArrayLike) -> tuple[dict[str, FloatArray], float, bool, bool, dict[str, Any]]:
-        """Move by action [2], clipped per component to `max_step`; the time limit is left to the wrapper."""
+        """Move by action [2], clipped per component to `max_step`; a wrapper enforces the time limit."""
         if not self._trail:
-            raise gymnasium.error.ResetNeeded("step needs an episode: call reset first")
+            raise gymnasium.error.ResetNeeded("call reset before step")
         dx, dy = read_pair("action", action)
         limit = self.max_step
         for position in slide(*self._trail[-1], max(-limit, min(limit, dx)), max(-limit, min(limit, dy))):
@@ -178,27 +181,29 @@ class FourRooms(gymnasium.Env[dict[str, FloatArray], FloatArray]):
 
     @property
     def trail(self) -> FloatArray:
-        """Points visited in this episode [N, 2], where walls bent the way included."""
+        """Points visited in this episode [N, 2], including the contacts with walls."""
         return np.array(self._trail)
 
     def render(self) -> NDArray[np.uint8] | None:
         """Image [RENDER_SIZE, RENDER_SIZE, 3] of walls, goal, trail and agent."""
         if self.render_mode is None:
-            gymnasium.logger.warn("render draws nothing: the environment was made with render_mode=None")
+            gymnasium.logger.warn(
+                "render returns None because render_mode is None; make the environment with render_mode='rgb_array'"
+            )
             return None
         if not self._trail:
-            raise gymnasium.error.ResetNeeded("render needs an episode: call reset first")
+            raise gymnasium.error.ResetNeeded("call reset before render")
         return _draw(self._trail, self._goal, self.success_radius)
 
     def _draw_free_point(self) -> Point:
-        """Uniform over the float32 points of free space."""
-        while True:  # the walls' boxes take 7/64 of the square
+        """A uniform sample from free space, exact in float32."""
+        while True:  # walls take 7/64 of the square
             x, y = self.np_random.random(2, dtype=np.float32).tolist()
             if is_free(x, y):
                 return x, y
 
     def _view(self) -> tuple[dict[str, FloatArray], dict[str, Any]]:
-        """Observation and info of the present position, in new arrays each time."""
+        """Observation and info of the current position, in new arrays."""
         position = self._trail[-1]
         distance = math.dist(position, self._goal)
         observation: dict[str, FloatArray] = {

@@ -1,12 +1,12 @@
-"""The exact geometry of four rooms joined by four doorways: walls, motion, shortest paths.
+"""Exact geometry of four rooms with four doorways: walls, motion, shortest paths.
 
-The unit square is cut by the cross x = 0.5, y = 0.5 into four rooms. Walls are segments of zero width, and each of
-the four arms of the cross has one doorway. Free space is every point of the square at least `CLEARANCE` from every
-wall, measured per axis: each wall is widened to a box that nothing enters, although its faces may be touched.
+The lines x = 0.5 and y = 0.5 divide the unit square into four rooms. Walls are segments of zero width, and each of the
+four inner walls has one doorway. Free space is every point with a distance of at least `CLEARANCE` per axis from every
+wall: each wall is widened to a box that the agent may touch but not enter.
 
-Why no path ever meets a wall: a motion ends where it first meets a box, and the result is rounded to float32. All
-faces are multiples of 2^-6 in [0, 1], hence exact in float32, so rounding cannot carry a point through one; and it
-moves the end of the path by at most 2^-25, far less than the 2^-6 that parts a box's face from its wall.
+No path ever crosses a wall: a motion ends where it first meets a box, and the result is rounded to float32. All faces
+are multiples of 2^-6 in [0, 1], which float32 represents exactly, so rounding cannot move a point across a face. It
+moves the end of the path by at most 2^-25, far less than the distance of 2^-6 between a face and its wall.
 """
 
 import heapq
@@ -20,10 +20,10 @@ FloatArray = NDArray[np.floating]
 Point = tuple[float, float]
 
 CLEARANCE = 1 / 64
-"""Half the agent's width: its centre stops this far from a wall, per axis."""
+"""Half the width of the agent: its centre stops at this distance from a wall, per axis."""
 
 
-# Posts lie on multiples of 1/64 so that they are exact in float32; openings are 8/64, of which the agent leaves 6/64.
+# Posts are at multiples of 1/64, which are exact in float32. Doorways are 8/64 wide; the agent's centre can use 6/64.
 DOORWAYS: FloatArray = np.array(
     [
         [[0.5, 8 / 64], [0.5, 16 / 64]],  # south: joins the two lower rooms
@@ -32,32 +32,32 @@ DOORWAYS: FloatArray = np.array(
         [[40 / 64, 0.5], [48 / 64, 0.5]],  # east: joins the two right rooms
     ]
 )
-"""Openings as segments from post to post: [4, 2, 2], lower coordinate first."""
+"""Doorways as segments from post to post: [4, 2, 2], lower coordinate first."""
 
 DOORWAY_CENTERS: FloatArray = DOORWAYS.mean(axis=1)
-"""Middle of each opening: [4, 2]."""
+"""Centre of each doorway: [4, 2]."""
 
 WALLS: FloatArray = np.concatenate(
     [
         [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]],  # bottom, top
         [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]],  # left, right
-        [[0.5, 0.0], *DOORWAYS[0], *DOORWAYS[1], [0.5, 1.0]],  # the upright of the cross
-        [[0.0, 0.5], *DOORWAYS[2], *DOORWAYS[3], [1.0, 0.5]],  # its bar
+        [[0.5, 0.0], *DOORWAYS[0], *DOORWAYS[1], [0.5, 1.0]],  # the vertical inner wall
+        [[0.0, 0.5], *DOORWAYS[2], *DOORWAYS[3], [1.0, 0.5]],  # the horizontal inner wall
     ]
 ).reshape(-1, 2, 2)
-"""Wall segments, the outer four first: [10, 2, 2], lower coordinate first."""
+"""Wall segments, the four outer walls first: [10, 2, 2], lower coordinate first."""
 
 for _array in (DOORWAYS, DOORWAY_CENTERS, WALLS):
     _array.flags.writeable = False
 
-# Plain floats: on arrays this small NumPy's overhead per call would be most of the cost of a step.
+# Plain floats: for arrays this small, the overhead of NumPy calls would dominate the cost of a step.
 _BOXES: list[tuple[float, float, float, float]] = [
     (low[0] - CLEARANCE, high[0] + CLEARANCE, low[1] - CLEARANCE, high[1] + CLEARANCE) for low, high in WALLS.tolist()
 ]  # left, right, bottom, top of each widened wall
 
 
 def is_free(x: float, y: float) -> bool:
-    """Whether a point of the plane lies in free space; false for NaN."""
+    """Whether a point is in free space; false for NaN."""
     if not (0.0 < x < 1.0 and 0.0 < y < 1.0):
         return False
     return not any(left < x < right and bottom < y < top for left, right, bottom, top in _BOXES)
@@ -67,7 +67,7 @@ def read_pair(name: str, values: ArrayLike) -> Point:
     """Read two finite numbers from values [2]."""
     array = np.asarray(values)
     if array.shape != (2,):
-        raise ValueError(f"{name} must hold two numbers, shape (2,), got shape {array.shape}")
+        raise ValueError(f"{name} must have shape (2,), got shape {array.shape}")
     x, y = array.tolist()
     if not (math.isfinite(x) and math.isfinite(y)):
         raise ValueError(f"{name} must be finite, got ({x}, {y})")
@@ -75,27 +75,27 @@ def read_pair(name: str, values: ArrayLike) -> Point:
 
 
 def read_free_point(name: str, values: ArrayLike) -> Point:
-    """Read a point of free space from values [2]."""
+    """Read a point in free space from values [2]."""
     x, y = read_pair(name, values)
     if not is_free(x, y):
-        raise ValueError(f"{name} must lie in the unit square, at least {CLEARANCE} from every wall, got ({x}, {y})")
+        raise ValueError(f"{name} must lie in the unit square and at least {CLEARANCE} from every wall, got ({x}, {y})")
     return x, y
 
 
 def round_point(x: float, y: float) -> Point:
-    """Return the nearest point that is exact in float32; it is free if this one is."""
+    """Round a point to float32; a free point stays free."""
     return float(np.float32(x)), float(np.float32(y))
 
 
 def _first_contact(x: float, y: float, dx: float, dy: float) -> tuple[float, int, float]:
     """Follow a displacement from a free point to the first box it would enter.
 
-    Returns the fraction travelled, the axis of the face met (-1 for none, with fraction 1) and that face's place.
+    Returns the fraction travelled, the axis of the face (-1 and fraction 1 without contact) and its coordinate.
     """
     fraction, axis, face = 1.0, -1, 0.0
     end_x, end_y = x + dx, y + dy
     for left, right, bottom, top in _BOXES:
-        # Most boxes are ruled out here; what remains has its exit ahead of the start on both axes.
+        # Skip boxes outside the bounding box of the motion; the exits of the others lie ahead on both axes.
         if (x <= left and end_x <= left) or (x >= right and end_x >= right):
             continue
         if (y <= bottom and end_y <= bottom) or (y >= top and end_y >= top):
@@ -111,7 +111,7 @@ def _first_contact(x: float, y: float, dx: float, dy: float) -> tuple[float, int
 
 
 def _advance(x: float, y: float, dx: float, dy: float) -> tuple[Point, int]:
-    """Move on plain floats (see `move`): the point come to, and the axis on which a wall stopped it or -1."""
+    """`move` on plain floats: the end point, and the axis on which a wall stopped the motion, or -1."""
     fraction, axis, face = _first_contact(x, y, dx, dy)
     end_x = face if axis == 0 else x + fraction * dx
     end_y = face if axis == 1 else y + fraction * dy
@@ -119,7 +119,7 @@ def _advance(x: float, y: float, dx: float, dy: float) -> tuple[Point, int]:
 
 
 def slide(x: float, y: float, dx: float, dy: float) -> list[Point]:
-    """Move, and where a wall stops the motion spend what is left along that wall: the one or two points come to."""
+    """Move, and slide along a wall that stops the motion: the end points of the one or two motions."""
     contact, axis = _advance(x, y, dx, dy)
     if axis < 0:
         return [contact]
@@ -127,56 +127,55 @@ def slide(x: float, y: float, dx: float, dy: float) -> list[Point]:
     return [contact, _advance(*contact, *along)[0]]
 
 
-def _sees(start: Point, end: Point) -> bool:
-    """Whether the straight line between two free points stays in free space."""
+def _is_visible(start: Point, end: Point) -> bool:
+    """Whether the line segment between two free points stays in free space."""
     return _first_contact(start[0], start[1], end[0] - start[0], end[1] - start[1])[1] < 0
 
 
 def move(position: ArrayLike, displacement: ArrayLike) -> FloatArray:
-    """Move a free position [2] by any displacement [2], stopping where it first comes within `CLEARANCE` of a wall.
+    """Move a free position [2] by a displacement [2], and stop at the first wall, at distance `CLEARANCE`.
 
-    The part of the motion along the wall is lost as well; the environment spends it in a second move. The result [2]
-    is free, and each coordinate is exact in float32.
+    The motion does not slide along the wall; see `slide`. The result [2] is free and exact in float32.
     """
     return np.array(_advance(*read_free_point("position", position), *read_pair("displacement", displacement))[0])
 
 
 class Roadmap:
-    """Shortest paths whose turns are taken from a fixed set of points."""
+    """Shortest paths over a visibility graph of fixed points."""
 
     def __init__(self, nodes: Sequence[Point]) -> None:
-        """Join all points that see each other."""
+        """Connect all pairs of points that are visible from each other."""
         self._nodes = list(nodes)
         self._edges: list[list[tuple[int, float]]] = [
-            [(j, math.dist(a, b)) for j, b in enumerate(self._nodes) if j != i and _sees(a, b)]
+            [(j, math.dist(a, b)) for j, b in enumerate(self._nodes) if j != i and _is_visible(a, b)]
             for i, a in enumerate(self._nodes)
         ]
 
     def path(self, start: Point, goal: Point) -> list[Point]:
-        """Return the waypoints from start to goal, both included, by Dijkstra's method from the goal outwards."""
-        if _sees(start, goal):
+        """Waypoints from start to goal, both included, by Dijkstra's algorithm from the goal."""
+        if _is_visible(start, goal):
             return [start, goal]
         costs = [math.inf] * len(self._nodes)  # length from a node to the goal
-        following = list(range(len(self._nodes)))  # the node after this one; the last before the goal names itself
-        queue = [(math.dist(node, goal), i, i) for i, node in enumerate(self._nodes) if _sees(node, goal)]
+        following = list(range(len(self._nodes)))  # the next node towards the goal; the last node points to itself
+        queue = [(math.dist(node, goal), i, i) for i, node in enumerate(self._nodes) if _is_visible(node, goal)]
         heapq.heapify(queue)
         best, first = math.inf, -1
         while queue:
             cost, i, after = heapq.heappop(queue)
-            # Every node still waiting is as far from the goal as the start is by the path found, or farther. This ends
-            # at a node that is the start itself, so a walker never stands on the first waypoint already.
+            # No remaining node can give a shorter path. With >=, a node at the start itself ends the search too, so the
+            # first waypoint always differs from the start.
             if cost >= best:
                 break
             if cost >= costs[i]:
                 continue
             costs[i], following[i] = cost, after
             through = cost + math.dist(start, self._nodes[i])
-            if through < best and _sees(start, self._nodes[i]):
+            if through < best and _is_visible(start, self._nodes[i]):
                 best, first = through, i
             for j, length in self._edges[i]:
                 if cost + length < costs[j]:
                     heapq.heappush(queue, (cost + length, j, i))
-        assert first >= 0, "rooms are convex, so each point sees the nodes of its room"
+        assert first >= 0, "rooms are convex, so the nodes of a room are visible from every point in it"
         waypoints = [start, self._nodes[first]]
         while following[first] != first:
             first = following[first]
@@ -184,8 +183,8 @@ class Roadmap:
         return [*waypoints, goal]
 
 
-def beside_doorways(depth: float, inset: float) -> list[Point]:
-    """Four points per doorway, on either side of the wall by `depth` and inside either post by `inset`."""
+def doorway_points(depth: float, inset: float) -> list[Point]:
+    """Four points per doorway: `depth` from the wall on both sides, `inset` from both posts."""
     nodes: list[Point] = []
     for (low_x, low_y), (high_x, high_y) in DOORWAYS.tolist():
         if low_x == high_x:
@@ -195,15 +194,15 @@ def beside_doorways(depth: float, inset: float) -> list[Point]:
     return nodes
 
 
-# Every bend of a shortest path is at a corner of a box, and only those at the doorways stand out into free space.
-_POSTS = Roadmap(beside_doorways(CLEARANCE, CLEARANCE))
+# A shortest path bends only at convex corners of boxes, and those are at the doorways.
+_POSTS = Roadmap(doorway_points(CLEARANCE, CLEARANCE))
 
 
 def shortest_path(start: ArrayLike, goal: ArrayLike) -> FloatArray:
     """Waypoints [N, 2] of the shortest path in free space from start [2] to goal [2], both included.
 
-    Posts are passed at `CLEARANCE`. Between neighbouring rooms the way round through three doorways may be shorter
-    than the way through one.
+    Paths pass doorposts at `CLEARANCE`. Between neighbouring rooms, a path through three doorways can be shorter than
+    the path through one.
     """
     return np.array(_POSTS.path(read_free_point("start", start), read_free_point("goal", goal)))
 

@@ -1,1 +1,1 @@
-"""Figures, tables and pages from results."""
+"""Figures, tables and HTML pages from datasets and results."""

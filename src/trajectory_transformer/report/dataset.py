@@ -1,4 +1,4 @@
-"""What a dataset holds, dimension by dimension: as numbers, as tokens, as a picture."""
+"""Summaries of a dataset: statistics and tokens of every dimension, advice on the discount, histograms."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,30 +11,30 @@ from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data.episode import Dataset, Dimension
 from trajectory_transformer.tokens.tokenizer import Tokenizer, rewards_of, slot_values
 
-_MAX_PANELS = 40  # a picture of more dimensions than this shows the first ones
-_LONGER_SIGHTS = (0.95, 0.98, 0.99, 0.995, 0.997, 0.998, 0.999)  # discounts to propose
-_AGREEING, _DISAGREEING = 0.95, 0.8
-_FEW = 20  # episodes that say nothing about all
-_CUT_OFF = 0.1  # share of actions at their limits from which on it is worth a word
+_MAX_PANELS = 40  # a figure shows at most this many dimensions
+_DISCOUNTS = (0.95, 0.98, 0.99, 0.995, 0.997, 0.998, 0.999)  # candidates to suggest
+_GOOD_CORRELATION, _POOR_CORRELATION = 0.95, 0.8
+_MIN_EPISODES = 20  # a correlation over fewer episodes means little
+_MANY_AT_LIMITS = 0.1  # share of actions at their limits that is reported
 
 
 @dataclass(frozen=True)
 class DimensionSummary:
-    """One slot of a transition: its values, and the tokens they would become."""
+    """Statistics of one slot of a transition: its values and their tokens."""
 
     name: str
     low: float
     mean: float
     high: float
-    distinct: int
-    bins: int  # tokens that occur
-    top_share: float  # share of the most common token
-    cut_off: bool  # an action that is often at one of its limits
-    note: str  # what may surprise: constant, a copy, categories, cut off
+    distinct: int  # number of distinct values
+    bins: int  # number of tokens that occur
+    top_share: float  # share of the most frequent token
+    clipped: bool  # an action that is often at its minimum or maximum
+    note: str  # constant, copy of another dimension, categories, share at limits
 
 
-def dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[DimensionSummary]:
-    """Every slot in the order of the tokens: observations, actions, reward and value."""
+def summarize_dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[DimensionSummary]:
+    """Summarise every slot in the order of the tokens: observations, actions, reward and return to go."""
     discretizer = Tokenizer.fit(dataset, config).discretizer
     parts = [slot_values(episode, config) for episode in dataset]
     slots = [column for part in zip(*parts, strict=True) for column in np.concatenate(part).T]
@@ -50,8 +50,8 @@ def dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[DimensionSumma
         notes = ["constant"] if distinct == 1 else [f"same as {seen[content]}"] if content in seen else []
         notes += [f"{categories} categories"] if categories else []
         at_limits = float(np.mean((column == column.min()) | (column == column.max())))
-        cut_off = index in actions and not categories and distinct > 2 and at_limits >= _CUT_OFF
-        notes += [f"{100 * at_limits:.0f} % at limits"] if cut_off else []
+        clipped = index in actions and not categories and distinct > 2 and at_limits >= _MANY_AT_LIMITS
+        notes += [f"{100 * at_limits:.0f} % at limits"] if clipped else []
         seen.setdefault(content, name)
         yield DimensionSummary(
             name=name,
@@ -61,48 +61,49 @@ def dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[DimensionSumma
             distinct=distinct,
             bins=int((counts > 0).sum()),
             top_share=float(counts.max() / counts.sum()),
-            cut_off=cut_off,
+            clipped=clipped,
             note=", ".join(notes),
         )
 
 
 def discount_agreement(dataset: Dataset, config: TokenConfig) -> float | None:
-    """How far episodes that earn more also earn more discounted from their start, by which plans are judged.
+    """Correlation over episodes between the return and the discounted return from the start.
 
-    A correlation over the episodes that the task or its time limit ended; of others nobody knows what they would have
-    earned. None where those are few, or all alike.
+    Planning by return ranks candidates by discounted returns, so a low correlation means that it prefers the wrong
+    episodes. Only episodes that ended by termination or at the time limit count, because the return of the others is
+    incomplete. None if these are too few or all have the same return.
     """
     limit = max((len(episode) for episode in dataset if not episode.terminated), default=0)
-    whole = [episode for episode in dataset if episode.terminated or len(episode) == limit]
-    if len(whole) < max(_FEW, len(dataset) / 2):
+    complete = [episode for episode in dataset if episode.terminated or len(episode) == limit]
+    if len(complete) < max(_MIN_EPISODES, len(dataset) / 2):
         return None
-    earned, judged = [], []
-    for episode in whole:
+    returns, discounted = [], []
+    for episode in complete:
         rewards, after = rewards_of(episode, config)
-        earned.append(episode.total_reward)
-        judged.append(float(np.append(rewards, after) @ config.discount ** np.arange(len(rewards) + 1)))
-    if np.ptp(earned) == 0 or np.ptp(judged) == 0:
+        returns.append(episode.total_reward)
+        discounted.append(float(np.append(rewards, after) @ config.discount ** np.arange(len(rewards) + 1)))
+    if np.ptp(returns) == 0 or np.ptp(discounted) == 0:
         return None
-    return float(np.corrcoef(earned, judged)[0, 1])
+    return float(np.corrcoef(returns, discounted)[0, 1])
 
 
 def discount_advice(dataset: Dataset, config: TokenConfig) -> str | None:
-    """A sentence for those whose discount makes good episodes look no better than bad ones; None for all others."""
+    """A warning if discounted returns rank the episodes differently from their returns; None otherwise."""
     agreement = discount_agreement(dataset, config) if dataset.has_rewards and config.rewards else None
-    if agreement is None or agreement >= _DISAGREEING:
+    if agreement is None or agreement >= _POOR_CORRELATION:
         return None
-    text = f"tokens.discount {config.discount} ranks these episodes otherwise than their returns (correlation "
-    text += f"{agreement:.2f}), and plans for return follow it"
-    for discount in (each for each in _LONGER_SIGHTS if each > config.discount):
-        longer = replace(config, discount=discount, truncated="continue")
-        found = discount_agreement(dataset, longer)
-        if found is not None and found >= _AGREEING:
-            return f"{text}; --tokens.discount {discount} --tokens.truncated continue: {found:.2f}"
+    text = f"with tokens.discount {config.discount}, discounted returns rank these episodes differently from their "
+    text += f"returns (correlation {agreement:.2f}), and planning by return follows the discounted returns"
+    for discount in (each for each in _DISCOUNTS if each > config.discount):
+        changed = replace(config, discount=discount, truncated="continue")
+        found = discount_agreement(dataset, changed)
+        if found is not None and found >= _GOOD_CORRELATION:
+            return f"{text}; use --tokens.discount {discount} --tokens.truncated continue (correlation {found:.2f})"
     return text
 
 
 def dataset_figure(dataset: Dataset, columns: int = 4) -> Figure:
-    """Histograms of returns, lengths and every dimension."""
+    """Histograms of returns, episode lengths and every dimension."""
     observation_names = [dimension.name for dimension in dataset.observation_dimensions]
     action_names = [dimension.name for dimension in dataset.action_dimensions]
     steps = {
@@ -111,8 +112,8 @@ def dataset_figure(dataset: Dataset, columns: int = 4) -> Figure:
     }
     panels: dict[str, tuple[npt.NDArray[np.floating], str]] = {}
     if dataset.has_rewards:
-        panels["return of an episode"] = (np.array([e.total_reward for e in dataset]), "tab:green")
-    panels["steps of an episode"] = (np.array([float(len(e)) for e in dataset]), "tab:green")
+        panels["return per episode"] = (np.array([e.total_reward for e in dataset]), "tab:green")
+    panels["steps per episode"] = (np.array([float(len(e)) for e in dataset]), "tab:green")
     for name, values in list(steps.items())[:_MAX_PANELS]:
         panels[name] = (values, "tab:orange" if name in action_names else "tab:blue")
     rows = -(-len(panels) // columns)

@@ -1,4 +1,4 @@
-"""One page that opens without a network: what was done, the numbers, the pictures."""
+"""A self-contained HTML report of a run: metrics, settings and images."""
 
 import base64
 import html
@@ -19,21 +19,22 @@ code { background: #f2f2f2; padding: .1rem .3rem; overflow-wrap: anywhere; } fig
 """
 
 CAPTIONS = {
-    "routes.png": "Routes of the planner to goals it was never shown, coloured from start (dark) to end (bright).",
-    "demonstrations.png": "Some of the demonstrations it learned from: an agent that reaches random goals.",
-    "loss.png": "Cross-entropy of the tokens it was trained on.",
+    "routes.png": "Routes of the planner to held-out goals, coloured from start (dark) to end (bright).",
+    "demonstrations.png": "Some of the training demonstrations: an agent that reaches random goals.",
+    "loss.png": "Training loss: cross-entropy of the tokens.",
 }
 
 
-def write_report(run: Path, *, place: str, pictures: Sequence[str]) -> Path:
-    """Write `report.html` from a run folder's result file, description and pictures."""
+def write_report(run: str | Path, *, place: str, pictures: Sequence[str]) -> Path:
+    """Write `report.html` from the result file, the checkpoint description and the images of a run folder."""
+    run = Path(run)
     result = json.loads((run / "evaluation.json").read_text())
     description = json.loads((run / "checkpoint.json").read_text())
     metrics = result["metrics"]
     goals = metrics["success_rate_n"]
     summary = f"{metrics['success_rate'] * goals:.0f} of {goals:.0f} goals reached"
     if "path_ratio" in metrics:
-        summary += f", on paths {metrics['path_ratio']:.2f} times as long as the shortest"
+        summary += f", with paths {metrics['path_ratio']:.2f} times as long as the shortest path"
     settings = {
         "tokens": description["tokens"],
         "model": description["model"],
@@ -43,11 +44,11 @@ def write_report(run: Path, *, place: str, pictures: Sequence[str]) -> Path:
     body = [
         f"<h1>Goals reached {html.escape(place)}</h1>",
         f"<p><strong>{html.escape(summary)}.</strong></p>",
-        "<p>A GPT was trained on demonstrations written as tokens: the state an episode ended in, put first, then "
-        "states and actions in turn. To act, the goal is put first, and beam search finds the most likely "
-        "continuation; its first action is taken, and the search begins anew. No reward was used.</p>",
+        "<p>A GPT was trained on tokens of demonstrations: the final state of an episode first, then states and "
+        "actions in turn. To act, the planner puts the goal first and finds the most likely continuation by beam "
+        "search. It takes the first action of that plan and then plans again. No rewards were used.</p>",
         *(_picture(run / name) for name in pictures),
-        "<h2>Numbers</h2>",
+        "<h2>Metrics</h2>",
         _metrics(metrics),
         f"<p>Measured by <code>{html.escape(result['command'])}</code> in {result['seconds']:.0f} s on "
         f"{html.escape(result['device'])}, commit <code>{html.escape(result['commit'][:12])}</code>.</p>",
@@ -63,7 +64,7 @@ def write_report(run: Path, *, place: str, pictures: Sequence[str]) -> Path:
 
 
 def _picture(path: Path) -> str:
-    """A picture inside the page itself, so that the page is one file."""
+    """An image embedded in the page, so that the page is a single file."""
     data = base64.b64encode(path.read_bytes()).decode()
     caption = html.escape(CAPTIONS.get(path.name, path.stem))
     return (

@@ -1,4 +1,4 @@
-"""Figures from results."""
+"""Figures of routes, training losses and predictions."""
 
 import json
 import warnings
@@ -18,7 +18,7 @@ TIME_COLORS = "viridis"
 
 
 def routes_figure(episodes: Sequence[Episode], columns: int = 4) -> Figure:
-    """Routes to goals, one panel each, coloured by time: on the episode's own map, or else through four rooms."""
+    """Routes of episodes, one panel each, coloured by time, on the map of the episode or in the four rooms."""
     on_maps = episodes[0].map is not None
     figure = _panels(episodes, columns, _draw_map if on_maps else _draw_rooms)
     handles, labels = figure.axes[0].get_legend_handles_labels()
@@ -27,7 +27,7 @@ def routes_figure(episodes: Sequence[Episode], columns: int = 4) -> Figure:
 
 
 def _panels(episodes: Sequence[Episode], columns: int, draw: Callable[[Axes, Episode], None]) -> Figure:
-    """One panel for every episode: where it happened, and its route."""
+    """One panel per episode: the map or rooms, and the route."""
     rows = -(-len(episodes) // columns)
     figure = Figure(figsize=(2.4 * columns, 2.5 * rows), layout="constrained")
     panels = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
@@ -40,14 +40,14 @@ def _panels(episodes: Sequence[Episode], columns: int, draw: Callable[[Axes, Epi
 
 
 def _draw_rooms(panel: Axes, episode: Episode) -> None:
-    """The four rooms, the same in every episode."""
+    """Draw the four rooms."""
     del episode
     panel.add_collection(LineCollection(list(WALLS), colors="black", linewidths=2.0, capstyle="round"))
     panel.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
 
 
 def _draw_map(panel: Axes, episode: Episode) -> None:
-    """The map of an episode, cell by cell: its first plane holds walls, its second doors."""
+    """Draw the map of an episode: channel 0 holds walls, channel 1 doors."""
     assert episode.map is not None
     walls, doors = episode.map[0] > 0, episode.map[1] > 0
     panel.imshow(walls, cmap="Greys", vmin=0, vmax=1.4, interpolation="nearest")
@@ -55,7 +55,7 @@ def _draw_map(panel: Axes, episode: Episode) -> None:
     panel.plot(
         columns, rows, marker="s", markersize=5, color="orange", markeredgecolor="black", linestyle="none", label="door"
     )
-    # Rooms take up a part of the map: the same number of cells is shown of each, around its rooms.
+    # Rooms fill only a part of the map: crop to a square around them.
     rows, columns = np.nonzero(walls)
     half = max(np.ptp(rows), np.ptp(columns)) / 2 + 1
     middle_x, middle_y = (columns.min() + columns.max()) / 2, (rows.min() + rows.max()) / 2
@@ -89,9 +89,9 @@ def _draw_route(panel: Axes, episode: Episode) -> None:
         side.set_visible(False)
 
 
-def loss_figure(metrics: Path) -> Figure:
-    """Training loss by kind of token, from a run's JSONL file."""
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+def loss_figure(metrics: str | Path) -> Figure:
+    """Training loss by kind of token, from the JSONL file of a run."""
+    records = [json.loads(line) for line in Path(metrics).read_text().splitlines()]
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     panel = figure.subplots()
     steps = [record["step"] for record in records]
@@ -104,7 +104,7 @@ def loss_figure(metrics: Path) -> Figure:
 
 
 def prediction_figure(prediction: Prediction, episode: Episode, *, start: int, dims: Sequence[int]) -> Figure:
-    """Recorded observations against sampled futures: the median and bands of half and nine tenths of the samples."""
+    """Recorded observations and sampled predictions: the median and the central 50 % and 90 % of the samples."""
     figure = Figure(figsize=(8, 1.8 * len(dims) + 0.6), layout="constrained")
     panels = np.atleast_1d(figure.subplots(len(dims), 1, sharex=True))
     horizon = prediction.observations.shape[1]
@@ -113,11 +113,11 @@ def prediction_figure(prediction: Prediction, episode: Episode, *, start: int, d
     past = np.arange(first, min(start + horizon + 1, len(episode.observations)))
     for panel, dim in zip(panels, dims, strict=True):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # steps where every future has ended have no quantiles
+            warnings.simplefilter("ignore", RuntimeWarning)  # steps at which every sample has ended have no quantiles
             low, lower, middle, upper, high = np.nanquantile(
                 prediction.observations[..., dim], [0.05, 0.25, 0.5, 0.75, 0.95], axis=0
             )
-        panel.fill_between(steps, low, high, color="tab:blue", alpha=0.15, linewidth=0, label="90 % of futures")
+        panel.fill_between(steps, low, high, color="tab:blue", alpha=0.15, linewidth=0, label="90 % of samples")
         panel.fill_between(steps, lower, upper, color="tab:blue", alpha=0.3, linewidth=0, label="50 %")
         panel.plot(steps, middle, color="tab:blue", label="median")
         panel.plot(past, episode.observations[past, dim], color="black", linewidth=1.2, label="recorded")

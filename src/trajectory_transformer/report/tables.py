@@ -1,4 +1,4 @@
-"""Tables of measured numbers, written from result files into documents, never typed."""
+"""Markdown tables of results, generated from result files and inserted into documents."""
 
 import json
 import os
@@ -10,52 +10,53 @@ from trajectory_transformer.files import write_atomically
 from trajectory_transformer.results import two_digits
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
-# A mark may name folders of results or single ones, and its table shows those alone: <!-- results race minigrid/v1 -->
-_MARKED = re.compile(r"(<!-- results((?: [\w./-]+)*) -->\n).*?(<!-- /results -->)", re.DOTALL)
+# A marker can select folders and single results: <!-- results race minigrid/v1 -->
+_BLOCK = re.compile(r"(<!-- results((?: [\w./-]+)*) -->\n).*?(<!-- /results -->)", re.DOTALL)
 
-# Which metrics of a result are shown, in this order, and how.
+# Metrics that the tables show, in this order, with their labels.
 SHOWN = {
     "success_rate": "goals reached",
     "path_ratio": "path / shortest path",
     "normalized_score": "normalised score",
-    "percent_of_expert": "percent of the expert",
+    "percent_of_expert": "percent of expert return",
     "return": "return",
-    "plan_ms_p50": "ms a plan",
-    "same_first_action_beam_32_horizon_5": "same first action, beam 32",
-    "other_noise_beam_32_horizon_5": "of float32 with other noise",
-    "same_first_action_beam_128_horizon_15": "same first action, beam 128",
-    "other_noise_beam_128_horizon_15": "of float32 with other noise",
-    "speedup_over_naive": "fused / naive speed",
+    "plan_ms_p50": "ms per plan",
+    "same_first_action_beam_32_horizon_5": "same first action as float32, beam 32",
+    "other_noise_beam_32_horizon_5": "same first action of float32 with a different seed, beam 32",
+    "same_first_action_beam_128_horizon_15": "same first action as float32, beam 128",
+    "other_noise_beam_128_horizon_15": "same first action of float32 with a different seed, beam 128",
+    "speedup_over_naive": "fused vs naive speed-up",
     "plans_per_second_64_envs": "plans/s, 64 environments",
-    "cached_speedup": "cached / naive speed",
-    "cached_speedup_sliding": "the same, window slides",
-    "cost_per_step_20_over_5": "cost per step, horizon 20 / 5",
-    "cost_per_step_20_over_5_sliding": "the same, window slides always",
-    "cost_per_step_20_over_5_default": "the same, at 20 only",
+    "cached_speedup": "cached vs naive speed-up",
+    "cached_speedup_sliding": "cached vs naive speed-up, sliding window",
+    "cost_per_step_20_over_5": "cost per step, horizon 20 vs 5",
+    "cost_per_step_20_over_5_sliding": "cost per step, horizon 20 vs 5, sliding window",
+    "cost_per_step_20_over_5_default": "cost per step, horizon 20 vs 5, window slides at 20 only",
     "tokens_per_second": "training tokens/s",
     "floor_share": "share of the roofline",
-    "loss_gap_auto": "loss above float32's",
-    "overhead_share": "share outside the model",
+    "loss_gap_auto": "loss minus loss of float32",
+    "overhead_share": "time outside the model",
     "peak_mib": "peak memory (MiB)",
-    "core_share": "cores used",
-    "seconds_collect": "collected in (s)",
-    "seconds_train": "trained in (s)",
-    "seconds_evaluate": "played in (s)",
+    "core_share": "share of CPU cores used",
+    "seconds_collect": "collection (s)",
+    "seconds_train": "training (s)",
+    "seconds_evaluate": "evaluation (s)",
 }
 
 
-def results_table(folder: Path, *, parts: Sequence[str] = (), seen_from: Path | None = None) -> str:
-    """One row for every result file below a folder: what was measured, how it came out, the command behind it.
+def results_table(folder: str | Path, *, parts: Sequence[str] = (), seen_from: str | Path | None = None) -> str:
+    """One row per result file in a folder: name, metrics, device and command.
 
-    `parts` are the subfolders and single results (no suffix) to show, in this order, all there are if none is named;
-    links lead there from the folder `seen_from`, that of the results' parent if none is given.
+    `parts` are the subfolders and single results (without suffix) to show, in this order; the default is all of them.
+    Links are relative to the folder `seen_from`; the default is the parent of the results folder.
     """
-    rows = ["| what | measured | device | command |", "|---|---|---|---|"]
+    folder = Path(folder)
+    rows = ["| result | metrics | device | command |", "|---|---|---|---|"]
     for path in (file for part in parts or ("",) for file in _files(folder, part)):
         result = json.loads(path.read_text())
         metrics = result["metrics"]
         if result["device"].endswith("threads"):
-            metrics.pop("plan_ms_p50", None)  # CPUs are shared: their times compare within a file only
+            metrics.pop("plan_ms_p50", None)  # CPU times are comparable only within one file
         shown = ", ".join(f"{text} {_number(metrics, name)}" for name, text in SHOWN.items() if name in metrics)
         name = path.relative_to(folder).with_suffix("").as_posix()
         link = Path(os.path.relpath(path, seen_from or folder.parent)).as_posix()
@@ -63,35 +64,36 @@ def results_table(folder: Path, *, parts: Sequence[str] = (), seen_from: Path | 
     return "\n".join(rows)
 
 
-def write_tables(folder: Path, document: Path) -> None:
-    """Put tables of a results folder between all marks of a document."""
+def write_tables(folder: str | Path, document: str | Path) -> None:
+    """Write the tables of a results folder between the markers of a document."""
+    folder, document = Path(folder), Path(document)
     text = document.read_text()
-    if not has_marks(document):
-        raise ValueError(f"{document}: a document needs the marks {BEGIN} and {END} around its table, found none")
+    if not has_markers(document):
+        raise ValueError(f"{document}: no markers found; put {BEGIN} and {END} where the table belongs")
 
     def table(found: re.Match[str]) -> str:
         parts = found[2].split()
         for part in parts:
             if not _files(folder, part):
-                raise ValueError(f"{document}: it asks for results of {part}, and there are none in {folder / part}")
+                raise ValueError(f"{document}: a marker names the results {part}, but {folder / part} has none")
         return f"{found[1]}{results_table(folder, parts=parts, seen_from=document.parent)}\n{found[3]}"
 
-    write_atomically(document, _MARKED.sub(table, text).encode())
+    write_atomically(document, _BLOCK.sub(table, text).encode())
 
 
-def has_marks(document: Path) -> bool:
-    """Whether a document has a place for a table."""
-    return _MARKED.search(document.read_text()) is not None
+def has_markers(document: str | Path) -> bool:
+    """Whether a document has markers for a table."""
+    return _BLOCK.search(Path(document).read_text()) is not None
 
 
 def _files(folder: Path, part: str) -> list[Path]:
-    """The result files of a subfolder, or the one of that name."""
+    """The result files in a subfolder, or the single result of this name."""
     single = folder / f"{part}.json"
     return [single] if single.is_file() else sorted((folder / part).rglob("*.json"))
 
 
 def _number(metrics: dict[str, float], name: str) -> str:
-    """A value with its standard error where it has one."""
-    value, spread = metrics[name], metrics.get(f"{name}_stderr")
+    """Format a value, with its standard error if it has one."""
+    value, stderr = metrics[name], metrics.get(f"{name}_stderr")
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return text if not spread else f"{text} ± {two_digits(spread)}"
+    return text if not stderr else f"{text} ± {two_digits(stderr)}"

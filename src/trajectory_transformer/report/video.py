@@ -1,4 +1,4 @@
-"""One episode as a film, drawn by the environment itself; needs no display."""
+"""Record an episode as a video of the environment's rendered frames; needs no display."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +16,9 @@ from trajectory_transformer.rollout import Policy, rollout
 Frame = npt.NDArray[np.uint8]
 
 
-def video_writer(path: Path) -> Callable[[Sequence[Frame], int], None]:
-    """What writes frames at so many a second to a file of this kind."""
+def video_writer(path: str | Path) -> Callable[[Sequence[Frame], int], None]:
+    """A function that writes frames at a frame rate to a .gif or .mp4 file; raises if a package is missing."""
+    path = Path(path)
     if path.suffix == ".gif":
 
         def write_gif(frames: Sequence[Frame], rate: int) -> None:
@@ -26,12 +27,12 @@ def video_writer(path: Path) -> Callable[[Sequence[Frame], int], None]:
 
         return write_gif
     if path.suffix != ".mp4":
-        raise ValueError(f"--video writes .gif or .mp4, got {path.name}")
+        raise ValueError(f"a video file must be .gif or .mp4, got {path.name}")
     try:
         import imageio.v3 as imageio
-        import imageio_ffmpeg  # noqa: F401 - the codec, found out here rather than after playing
+        import imageio_ffmpeg  # noqa: F401 - the codec; checked before the episode is played
     except ImportError as error:
-        raise ImportError("writing .mp4 needs: pip install 'trajectory-transformer[video]'; .gif does not") from error
+        raise ImportError("writing .mp4 needs: pip install 'trajectory-transformer[video]' (.gif does not)") from error
 
     def write_mp4(frames: Sequence[Frame], rate: int) -> None:
         imageio.imwrite(path, np.stack(frames), fps=rate)
@@ -39,35 +40,36 @@ def video_writer(path: Path) -> Callable[[Sequence[Frame], int], None]:
     return write_mp4
 
 
-class _Filmed(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Keeps what the environment draws after every step."""
+class _FrameRecorder(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Keeps the rendered frames of an environment."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         self.frames: list[Frame] = []
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        seen = self.env.reset(**options)
-        self._draw()
-        return seen
+        result = self.env.reset(**options)
+        self._render()
+        return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        seen = self.env.step(action)
-        self._draw()
-        return seen
+        result = self.env.step(action)
+        self._render()
+        return result
 
-    def _draw(self) -> None:
+    def _render(self) -> None:
         self.frames.append(np.array(self.env.render(), dtype=np.uint8))
 
 
 def record_video(
-    path: Path, env_id: str, policy: Policy, *, seed: int, env_options: Mapping[str, Any] | None = None
+    path: str | Path, env_id: str, policy: Policy, *, seed: int, env_options: Mapping[str, Any] | None = None
 ) -> None:
-    """Play one episode and film it."""
+    """Play one episode and write it as a video."""
+    path = Path(path)
     write = video_writer(path)
-    filmed = _Filmed(make_env(env_id, render_mode="rgb_array", **(env_options or {})))
-    envs = SyncVectorEnv([lambda: filmed], copy=False, autoreset_mode=AutoresetMode.DISABLED)
+    recorder = _FrameRecorder(make_env(env_id, render_mode="rgb_array", **(env_options or {})))
+    envs = SyncVectorEnv([lambda: recorder], copy=False, autoreset_mode=AutoresetMode.DISABLED)
     rollout(envs, policy, num_episodes=1, seed=seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(filmed.frames, int(filmed.metadata.get("render_fps", 30)))
+    write(recorder.frames, int(recorder.metadata.get("render_fps", 30)))
     envs.close()

@@ -71,7 +71,11 @@ def _upgraded(folder: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
         )
     kept = ("epochs", "steps", "batch_size", "learning_rate", "warmup_steps", "action_weight", "augment")
     return {
-        "train": {**{name: old[name] for name in kept}, "optimizer": optimizer[0]},
+        "train": {
+            **{name: old[name] for name in kept},
+            "epochs": old["epochs"] if old["steps"] is None else None,
+            "optimizer": optimizer[0],
+        },
         "seed": old["seed"],
         "checkpoint_every": old["checkpoint_every"],
     }

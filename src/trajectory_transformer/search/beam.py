@@ -20,11 +20,12 @@ class Plan:
 
     tokens: Tensor  # [E, K, n], the tokens after the prompt
     scores: Tensor  # [E, K], decreasing
+    winner: Tensor | None = None  # [E, n], a copy of the best candidate's tokens on the host, if there is one
 
     @property
     def best(self) -> Tensor:
-        """Tokens of the winner [E, n]."""
-        return self.tokens[:, 0]
+        """Tokens of the best candidate [E, n]."""
+        return self.tokens[:, 0] if self.winner is None else self.winner
 
 
 @torch.inference_mode()
@@ -88,6 +89,7 @@ def beam_search(
     config: SearchConfig,
     noise: Noise,
     first_step: bool = False,
+    percentile: float | None = None,
     map_embedding: Tensor | None = None,
 ) -> Plan:
     """Search over sampled transitions: prompt [E, L] that ends with a state -> Plan.
@@ -96,6 +98,7 @@ def beam_search(
     `beam_width` best by the objective, and samples their next states. Copies of a candidate are kept only if there are
     too few others: copies of one good start must not crowd out what pays later. A candidate that sampled a stop token
     earns nothing more. `first_step`: the prompts are the first states of their episodes (`SearchConfig.first_action`).
+    `percentile`: judge candidates by this percentile of predicted rewards and values instead of their means.
     """
     layout, width, crowd = bins.layout, config.beam_width, config.beam_width * config.expansion
     vocabulary = bins.values.shape[1] + 1
@@ -115,7 +118,8 @@ def beam_search(
         runs = [Run(layout.action_dim, sampler, noise.gumbel(crowd, layout.action_dim, vocabulary), step > 0)]
         if layout.rewards:
             judge = Sampler(temperature=config.action.temperature)
-            runs.append(Run(2, judge, noise.gumbel(crowd, 2, vocabulary), values=bins.values[layout.reward :]))
+            reward_noise, values = noise.gumbel(crowd, 2, vocabulary), bins.values[layout.reward :]
+            runs.append(Run(2, judge, reward_noise, values=values, percentile=percentile))
         decoder.extend(*runs)
         scores = objective(replace(decoder.candidates, bins=bins))  # [E, crowd]
         kept = decoder.keep(scores, width, distinct=step + 1 < config.horizon)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trajectory_transformer.config import Sampler
 from trajectory_transformer.model.gpt import GPT
-from trajectory_transformer.search.sampling import Gumbel, draw, expected_value
+from trajectory_transformer.search.sampling import Gumbel, draw, predicted_value
 from trajectory_transformer.tokens.layout import TokenLayout
 
 _HASH_STEP = 6364136223846793005  # odd
@@ -99,6 +99,7 @@ class Run:
     noise: Gumbel | None  # None takes the most likely tokens
     allow_stop: bool = True  # whether the stop token may be sampled
     values: Tensor | None = None  # [2, V], bin values of reward and value: set for the run that predicts them
+    percentile: float | None = None  # of the predicted reward and value; None for their means
 
     def __post_init__(self) -> None:
         """A run predicts a reward and a value, or neither."""
@@ -219,7 +220,7 @@ class StepwiseDecoder(ABC):
             identity = known.identity * _HASH_STEP + (token + 1)  # a hash may overflow
             self.candidates = replace(known, log_prob=log_prob, ended=ended, identity=identity)
             return
-        expected = expected_value(logits, run.values[slot]).masked_fill(known.ended, 0.0)
+        expected = predicted_value(logits, run.values[slot], run.percentile).masked_fill(known.ended, 0.0)
         if slot == 0:
             rewards = torch.cat([known.rewards, expected[..., None]], dim=-1)
             self.candidates = replace(known, log_prob=log_prob, rewards=rewards)

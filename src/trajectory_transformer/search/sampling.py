@@ -1,4 +1,4 @@
-"""Next tokens from logits: filters, Gumbel noise, and the mean of a predicted distribution."""
+"""Next tokens from logits: filters, Gumbel noise, and the value of a predicted distribution."""
 
 import functools
 from dataclasses import dataclass
@@ -59,12 +59,17 @@ def keep_middle(logits: Tensor, mass: float) -> Tensor:
     return logits.masked_fill(~kept, -torch.inf)
 
 
-def expected_value(logits: Tensor, values: Tensor) -> Tensor:
-    """Mean of a discretized scalar: logits [..., V + 1], values [V] -> [...].
+def predicted_value(logits: Tensor, values: Tensor, percentile: float | None = None) -> Tensor:
+    """Mean (or a percentile) of a discretized scalar: logits [..., V + 1], values [V] -> [...].
 
     The stop token counts as zero: nothing more will follow. The other probabilities are not rescaled.
     """
-    return logits.softmax(dim=-1)[..., :-1] @ values
+    probs = logits.softmax(dim=-1)
+    if percentile is None:
+        return probs[..., :-1] @ values
+    ordered, order = torch.cat([values, values.new_zeros(1)]).sort()
+    index = (probs[..., order].cumsum(dim=-1) < percentile).sum(dim=-1)
+    return ordered[index.clamp(max=len(ordered) - 1)]
 
 
 @dataclass(frozen=True)

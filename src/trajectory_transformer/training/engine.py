@@ -52,14 +52,30 @@ class EagerEngine:
         """Take one optimizer step on a batch."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        loss, by_token = weighted_loss(self._model, batch, self._config.action_weight)
+        return self.compute(batch)
+
+    def compute(self, batch: Batch) -> Outcome:
+        """Forward, backward and update."""
+        loss, by_token = self.forward(batch)
+        self.backward(loss)
+        return Outcome(loss.detach(), by_token.detach(), self.update())
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss, and the cross-entropy of each prediction [B, L']."""
+        return weighted_loss(self._model, batch, self._config.action_weight)
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the loss of the whole batch."""
         for parameter, grad in zip(self._parameters, torch.autograd.grad(loss, self._parameters), strict=True):
             parameter.grad = grad.contiguous()
         self._world.average_gradients(self._parameters)
+
+    def update(self) -> Tensor:
+        """Clip the gradients and take one step of the optimizer; returns their norm before clipping."""
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, GRAD_CLIP)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return Outcome(loss.detach(), by_token.detach(), norm)
+        return norm
 
     def state(self) -> dict[str, Tensor]:
         """State of the optimizer by name, to resume from."""

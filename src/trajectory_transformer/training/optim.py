@@ -11,6 +11,7 @@ from trajectory_transformer.config import TrainConfig
 
 GRAD_CLIP = 1.0
 """Largest gradient norm."""
+DEFAULT_EPOCHS = 50.0
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -70,7 +71,8 @@ def total_steps(config: TrainConfig, num_windows: int) -> int:
     """Optimizer steps of a run over this many windows."""
     if config.steps is not None:
         return config.steps
-    return max(1, round(config.epochs * num_windows / config.batch_size))
+    epochs = DEFAULT_EPOCHS if config.epochs is None else config.epochs
+    return max(1, round(epochs * num_windows / config.batch_size))
 
 
 def warmup_steps(config: TrainConfig, num_windows: int) -> int:

@@ -1,4 +1,4 @@
-"""D4RL files: where episodes end, and which state is their last."""
+"""D4RL files: ends of episodes, final states, goals, and errors that name the file."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from trajectory_transformer.data.sources import load_dataset
 
 
 def write(path: Path, **changed: Any) -> str:
-    """Six steps: an episode of 3 that the task ended, one of 2 that a time limit ended, one step left over."""
+    """Six steps: a terminated episode of 3, a truncated one of 2, and a single step of an incomplete one."""
     arrays: dict[str, Any] = {
         "observations": np.arange(12.0).reshape(6, 2),
         "actions": np.arange(6.0)[:, None] / 10,
@@ -28,7 +28,7 @@ def write(path: Path, **changed: Any) -> str:
     return str(path)
 
 
-def test_the_final_state_comes_from_next_observations(tmp_path: Path) -> None:
+def test_final_states_come_from_next_observations(tmp_path: Path) -> None:
     following = np.arange(12.0).reshape(6, 2) + 100
     dataset = load_dataset(write(tmp_path / "x.hdf5", next_observations=following))
     assert [len(episode) for episode in dataset] == [3, 2, 1]
@@ -38,27 +38,27 @@ def test_the_final_state_comes_from_next_observations(tmp_path: Path) -> None:
     assert dataset.metadata == {}
 
 
-def test_without_them_a_task_s_end_repeats_its_last_state_and_a_time_limit_costs_its_last_action(
+def test_without_final_states_terminated_episodes_repeat_a_state_and_truncated_ones_lose_an_action(
     tmp_path: Path,
 ) -> None:
     dataset = load_dataset(write(tmp_path / "x.hdf5"))
-    assert [len(episode) for episode in dataset] == [3, 1]  # the step left over has nothing to go to
-    ended, cut = dataset.episodes
-    np.testing.assert_array_equal(ended.observations, [[0, 1], [2, 3], [4, 5], [4, 5]])
-    np.testing.assert_array_equal(ended.rewards, [0, 1, 2])
-    np.testing.assert_array_equal(cut.observations, [[6, 7], [8, 9]])
-    np.testing.assert_array_equal(cut.rewards, [3])
+    assert [len(episode) for episode in dataset] == [3, 1]  # the single step has no following state
+    terminated, truncated = dataset.episodes
+    np.testing.assert_array_equal(terminated.observations, [[0, 1], [2, 3], [4, 5], [4, 5]])
+    np.testing.assert_array_equal(terminated.rewards, [0, 1, 2])
+    np.testing.assert_array_equal(truncated.observations, [[6, 7], [8, 9]])
+    np.testing.assert_array_equal(truncated.rewards, [3])
     assert dataset.metadata == {"final_states_repeated": 1, "last_actions_dropped": 2}
 
 
-def test_whole_numbers_in_one_row_are_a_discrete_action(tmp_path: Path) -> None:
+def test_a_vector_of_integers_is_a_discrete_action(tmp_path: Path) -> None:
     dataset = load_dataset(write(tmp_path / "x.h5", actions=np.array([0, 3, 1, 0, 2, 1]), rewards=None))
     assert dataset.action_dimensions == (Dimension("action 0", 4),)
     assert not dataset.has_rewards
     np.testing.assert_array_equal(dataset.episodes[0].actions, [[0], [3], [1]])
 
 
-def test_the_goals_of_mazes_are_kept(tmp_path: Path) -> None:
+def test_goals_are_loaded(tmp_path: Path) -> None:
     goals = np.repeat([[1.0, 2.0], [3.0, 4.0]], [3, 3], axis=0)
     path = write(tmp_path / "x.hdf5", **{"infos/goal": goals})
     first, second = load_dataset(path).episodes
@@ -69,8 +69,8 @@ def test_the_goals_of_mazes_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "rule"),
     [
-        ({"timeouts": None}, r"x\.hdf5: a D4RL file needs the array 'timeouts', found \['actions'"),
-        ({"rewards": np.zeros(5)}, r"x\.hdf5: every array needs a row for each of 6 observations, rewards has 5"),
+        ({"timeouts": None}, r"x\.hdf5: a D4RL file needs the array 'timeouts', got \['actions'"),
+        ({"rewards": np.zeros(5)}, r"x\.hdf5: rewards must have 6 rows, one per observation, got 5"),
         (
             {"actions": np.array([[1.0], [2], [np.nan], [4], [np.inf], [6]])},
             r"row 3: actions must be a finite .* 2 of 6",
@@ -79,15 +79,15 @@ def test_the_goals_of_mazes_are_kept(tmp_path: Path) -> None:
         ({"rewards": np.array([b"a"] * 6)}, r"rewards must hold numbers, got"),
     ],
 )
-def test_a_fault_is_refused_by_name(tmp_path: Path, changed: dict[str, Any], rule: str) -> None:
+def test_invalid_files_are_errors_that_name_the_file(tmp_path: Path, changed: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         load_dataset(write(tmp_path / "x.hdf5", **changed))
 
 
-def test_a_truncated_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_truncated_files_are_errors_that_name_the_file(tmp_path: Path) -> None:
     path = Path(write(tmp_path / "x.hdf5"))
     content = path.read_bytes()
     for share in (0.0, 0.3, 0.9):
         path.write_bytes(content[: int(share * len(content))])
-        with pytest.raises(ValueError, match=r"x\.hdf5: not a whole HDF5 file, was it truncated\?"):
+        with pytest.raises(ValueError, match=r"x\.hdf5: not a complete HDF5 file; it may be truncated"):
             load_dataset(str(path))

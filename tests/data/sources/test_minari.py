@@ -1,4 +1,4 @@
-"""Minari datasets: spaces of all kinds, datasets without an environment, and ids that are not there."""
+"""Minari datasets: all kinds of spaces, datasets without an environment, unknown ids."""
 
 import time
 import warnings
@@ -18,12 +18,12 @@ from trajectory_transformer.data.sources import minari as source
 
 @pytest.fixture(autouse=True)
 def own_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep clear of the user's datasets."""
+    """Use an empty folder of Minari datasets."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
 
 
 def store(dataset_id: str, observations: Any, actions: Any, observation_space: Any, action_space: Any) -> None:
-    """One episode of two steps, as another program would have stored it."""
+    """Store one episode of two steps with Minari itself."""
     buffer = EpisodeBuffer(
         id=0,
         observations=observations,
@@ -40,7 +40,7 @@ def store(dataset_id: str, observations: Any, actions: Any, observation_space: A
         )
 
 
-def test_dictionaries_are_flattened_by_key_and_the_desired_goal_is_the_goal() -> None:
+def test_dictionaries_are_flattened_by_key_and_desired_goal_is_the_goal() -> None:
     box = spaces.Box(-9, 9, (2,), np.float64)
     space = spaces.Dict(
         {"observation": spaces.Box(-9, 9, (1,)), "desired_goal": box, "achieved_goal": box, "arm": spaces.Discrete(3)}
@@ -74,7 +74,7 @@ def test_discrete_actions_are_counted_from_the_start_of_their_space() -> None:
 
 @pytest.mark.parametrize("categories", [(), (4, 2)])
 @pytest.mark.parametrize("rewards", [True, False])
-def test_a_dataset_survives_minari(rng: np.random.Generator, categories: tuple[int, ...], rewards: bool) -> None:
+def test_saved_datasets_load_unchanged(rng: np.random.Generator, categories: tuple[int, ...], rewards: bool) -> None:
     episodes = [
         Episode(
             observations=rng.normal(size=(steps + 1, 3)).astype(np.float32),
@@ -113,22 +113,24 @@ def test_the_environment_and_reference_scores_are_stored(tiny_dataset: Dataset) 
     assert load_dataset("tests/pendulum-v0").metadata["env"] == "Pendulum-v1"
 
 
-def test_an_id_that_is_nowhere_is_answered_at_once(monkeypatch: pytest.MonkeyPatch, tiny_dataset: Dataset) -> None:
+def test_an_unknown_id_without_network_fails_quickly(monkeypatch: pytest.MonkeyPatch, tiny_dataset: Dataset) -> None:
     save_dataset(tiny_dataset, "mine/here-v0")
     monkeypatch.setattr(source, "_unreachable", lambda endpoint: "no network")
     started = time.perf_counter()
-    with pytest.raises(ValueError, match=r"mine/there-v0: not among the local ones \(mine/here-v0\), .*\(no network\)"):
+    with pytest.raises(
+        ValueError, match=r"mine/there-v0: not among the local datasets \(mine/here-v0\), .*\(no network\)"
+    ):
         load_dataset("mine/there-v0")
     assert time.perf_counter() - started < 5
 
 
-def test_a_remote_that_does_not_answer_is_given_up_in_seconds() -> None:
+def test_an_unreachable_server_is_detected_within_seconds() -> None:
     started = time.perf_counter()
     assert source._unreachable("http://127.0.0.1:9/") is not None
     assert time.perf_counter() - started < 5
 
 
-def test_episodes_of_other_dimensions_than_their_space_are_refused_by_number() -> None:
+def test_episodes_that_do_not_fit_their_space_are_errors_with_their_number() -> None:
     box = spaces.Box(-9, 9, (2,))
     store("other/mixed-v0", np.zeros((3, 2)), np.zeros((2, 1)), box, spaces.Box(-1, 1, (1,)))
     wide = EpisodeBuffer(
@@ -136,17 +138,19 @@ def test_episodes_of_other_dimensions_than_their_space_are_refused_by_number() -
     )
     minari.load_dataset("other/mixed-v0").update_dataset_from_buffer([wide])
     with pytest.raises(
-        ValueError, match=r"other/mixed-v0, episode 1: .* 2 numbers in each of 2 rows, got shape \(2, 3\)"
+        ValueError, match=r"other/mixed-v0, episode 1: .* 2 entries in each of 2 rows, got shape \(2, 3\)"
     ):
         load_dataset("other/mixed-v0")
 
 
-def test_names_that_are_neither_file_nor_id_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"hopper: no such dataset: neither a file .* nor a Minari id"):
+def test_names_that_are_neither_file_nor_id_nor_task_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"hopper: not a dataset; expected a file .* a Minari id .* or a benchmark task"
+    ):
         load_dataset("hopper")
 
 
-def test_a_task_is_our_own_collection_or_the_public_datasets_of_its_name(
+def test_tasks_load_the_collected_dataset_or_else_the_public_ones(
     tiny_dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_dataset(tiny_dataset, "mujoco/hopper/medium-v0")
@@ -157,7 +161,7 @@ def test_a_task_is_our_own_collection_or_the_public_datasets_of_its_name(
     save_dataset(Dataset(tiny_dataset.episodes[:3]), "tt/hopper-medium-v0")
     assert len(load_dataset("hopper-medium")) == 3
     monkeypatch.setattr(source, "_unreachable", lambda endpoint: "no network")
-    with pytest.raises(ValueError, match=r"walker2d-medium: not collected yet \(tt collect --recipe .*no network"):
+    with pytest.raises(ValueError, match=r"walker2d-medium: not collected yet \(run: tt collect --recipe .*no network"):
         load_dataset("walker2d-medium")
-    with pytest.raises(ValueError, match=r"hopper-medium-replay: not collected yet .* Minari has no public one"):
+    with pytest.raises(ValueError, match=r"hopper-medium-replay: not collected yet .* Minari has no public dataset"):
         load_dataset("hopper-medium-replay")

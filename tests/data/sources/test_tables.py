@@ -1,4 +1,4 @@
-"""CSV and Parquet logs: rows to episodes, guesses, and what is said to faults."""
+"""CSV and Parquet logs: episodes from rows, guessed columns, and errors that name the row."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from trajectory_transformer.data.episode import Dataset, Dimension
 from trajectory_transformer.data.sources import Columns, load_dataset, save_dataset
 from trajectory_transformer.data.sources.columns import guess_columns, read_columns
 
-# Two runs, their rows mixed and out of order; run "b" ends with a row that has no action.
+# Two runs with interleaved, unsorted rows; run "b" ends with a row without action.
 LOG = """run,t,speed,angle,torque,reward,done
 a,0,1.0,10,0.1,1,false
 b,0,2.0,20,0.2,2,0
@@ -31,11 +31,11 @@ def log(folder: Path, text: str = LOG) -> str:
     return str(path)
 
 
-def test_rows_are_grouped_by_episode_and_sorted_and_a_row_without_action_is_the_final_state(tmp_path: Path) -> None:
+def test_rows_are_grouped_and_sorted_and_a_row_without_action_is_the_final_state(tmp_path: Path) -> None:
     dataset = load_dataset(log(tmp_path), COLUMNS)
     assert dataset.observation_dimensions == (Dimension("speed"), Dimension("angle"))
     first, second = dataset.episodes
-    # The task ended run "a" and its final state was not recorded: the last one stands in for it.
+    # Run "a" terminated and its final state was not recorded: the last state is repeated.
     np.testing.assert_allclose(first.observations[:, 0], [1.0, 1.1, 1.2, 1.2])
     np.testing.assert_allclose(first.actions[:, 0], [0.1, 0.4, 0.3])
     assert first.terminated
@@ -45,7 +45,7 @@ def test_rows_are_grouped_by_episode_and_sorted_and_a_row_without_action_is_the_
     assert not second.terminated
 
 
-def test_a_recording_that_just_stops_loses_its_last_action(tmp_path: Path) -> None:
+def test_truncated_episodes_without_final_state_lose_their_last_action(tmp_path: Path) -> None:
     columns = Columns(observations=("x",), actions=("u",))
     dataset = load_dataset(log(tmp_path, "x,u\n1,5\n2,6\n3,7\n"), columns)
     (episode,) = dataset.episodes
@@ -55,25 +55,25 @@ def test_a_recording_that_just_stops_loses_its_last_action(tmp_path: Path) -> No
     assert dataset.metadata == {"last_actions_dropped": 1}
 
 
-def test_the_columns_beside_a_table_are_used(tmp_path: Path) -> None:
+def test_the_yaml_file_next_to_a_table_is_used(tmp_path: Path) -> None:
     path = log(tmp_path)
     Path(path + ".columns.yaml").write_text(COLUMNS.to_yaml())
     assert read_columns(Path(path + ".columns.yaml")) == COLUMNS
     assert len(load_dataset(path)) == 2
 
 
-def test_a_table_without_columns_is_answered_with_a_guess_ready_to_save(tmp_path: Path) -> None:
+def test_a_table_without_columns_is_an_error_with_a_guess_to_save(tmp_path: Path) -> None:
     path = log(tmp_path, "run,t,speed,action,reward\n0,0,0.5,2,1\n0,1,0.6,0,1\n")
-    with pytest.raises(ValueError, match=r"log\.csv: say which columns hold what") as refusal:
+    with pytest.raises(ValueError, match=r"log\.csv: no file says which columns hold what") as caught:
         load_dataset(path)
-    text = str(refusal.value)
+    text = str(caught.value)
     Path(path + ".columns.yaml").write_text(text.partition("\n\n")[2])
     dataset = load_dataset(path)
     assert [d.categories for d in dataset.action_dimensions] == [3]
     np.testing.assert_array_equal(dataset.episodes[0].actions, [[2]])
 
 
-def test_guesses_go_by_the_names_people_give() -> None:
+def test_columns_are_guessed_from_common_names() -> None:
     guess = guess_columns(["episode_id", "timestep", "obs_0", "obs.1", "act[0]", "Reward", "terminated", "battery"], {})
     assert guess == Columns(
         episode="episode_id",
@@ -86,7 +86,7 @@ def test_guesses_go_by_the_names_people_give() -> None:
     assert guess_columns(["speed", "angle"], {}) is None
 
 
-def test_columns_given_override_those_stored_with_a_table(tmp_path: Path, tiny_dataset: Dataset) -> None:
+def test_given_columns_override_the_stored_ones(tmp_path: Path, tiny_dataset: Dataset) -> None:
     path = str(tmp_path / "x.parquet")
     save_dataset(tiny_dataset, path)
     columns = Columns(episode="episode", observations=("observation_1",), actions=("action_0",))
@@ -109,15 +109,18 @@ def test_lists_in_parquet_are_several_dimensions(tmp_path: Path) -> None:
     ("change", "rule"),
     [
         (("1.1,11", "fast,11"), r"log\.csv, row 5: column 'speed' must hold numbers, got 'fast'"),
-        (("1.1,11", ",11"), r"log\.csv, row 5: column 'speed' must be a finite number, .* 1 of 6 rows"),
+        (
+            ("1.1,11", ",11"),
+            r"log\.csv, row 5: column 'speed' must be a finite number; 1 of 6 rows are NaN or infinite",
+        ),
         (("11,0.4", "11,"), r"log\.csv, row 5: column 'torque' must be a finite number"),
         (("0.4,4,false", "0.4,4"), r"log\.csv, row 5: a row needs 7 cells, got 6"),
-        (("torque", "force"), r"log\.csv: the table has no column 'torque', only run, t, speed"),
+        (("torque", "force"), r"log\.csv: the table has no column 'torque'; its columns are run, t, speed"),
         ((LOG, "run,t,speed,angle,torque,reward,done\n"), r"log\.csv: the table has no rows"),
         ((LOG, ""), r"log\.csv: not a CSV table with a header"),
     ],
 )
-def test_a_fault_in_a_csv_file_is_refused_with_its_row(tmp_path: Path, change: tuple[str, str], rule: str) -> None:
+def test_errors_in_csv_files_name_the_row(tmp_path: Path, change: tuple[str, str], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         load_dataset(log(tmp_path, LOG.replace(*change)), COLUMNS)
 
@@ -125,18 +128,18 @@ def test_a_fault_in_a_csv_file_is_refused_with_its_row(tmp_path: Path, change: t
 @pytest.mark.parametrize(
     ("state", "rule"),
     [
-        ([[1.0, 2.0], [3.0]], r"log\.parquet, row 2: lists of column 'state' must have 2 entries .* got 1"),
+        ([[1.0, 2.0], [3.0]], r"log\.parquet, row 2: lists of column 'state' must have 2 entries, as in row 1, got 1"),
         (["fast", "slow"], r"log\.parquet, row 1: column 'state' must hold numbers, got 'fast'"),
         ([1.0, None], r"log\.parquet, row 2: column 'state' must be a finite number"),
     ],
 )
-def test_a_fault_in_a_parquet_file_is_refused_with_its_row(tmp_path: Path, state: list[object], rule: str) -> None:
+def test_errors_in_parquet_files_name_the_row(tmp_path: Path, state: list[object], rule: str) -> None:
     path = tmp_path / "log.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"state": state, "a": [0.0, 1.0]}), path)
     with pytest.raises(ValueError, match=rule):
         load_dataset(str(path), Columns(observations=("state",), actions=("a",)))
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"log\.parquet: not a whole Parquet file"):
+    with pytest.raises(ValueError, match=r"log\.parquet: not a complete Parquet file"):
         load_dataset(str(path), Columns(observations=("state",), actions=("a",)))
 
 
@@ -152,7 +155,7 @@ def test_a_fault_in_a_parquet_file_is_refused_with_its_row(tmp_path: Path, state
         ("observations: [x\n", r"columns\.yaml: not valid YAML"),
     ],
 )
-def test_a_fault_in_the_columns_is_refused_by_name(tmp_path: Path, text: str, rule: str) -> None:
+def test_errors_in_columns_files_name_the_file(tmp_path: Path, text: str, rule: str) -> None:
     (tmp_path / "columns.yaml").write_text(text)
     with pytest.raises(ValueError, match=rule):
         read_columns(tmp_path / "columns.yaml")

@@ -1,4 +1,4 @@
-"""Any recorded data in, by name: one call to load, one to write, whatever holds the episodes."""
+"""Load and save datasets by name: files (.npz, .hdf5, .parquet, .csv), Minari ids and benchmark tasks."""
 
 import re
 from collections.abc import Callable
@@ -24,20 +24,21 @@ _WRITERS: dict[str, Callable[[Dataset, Path], None]] = {
 _MINARI_ID = re.compile(r"(\w+://[\w.-]+/)?([\w-]+/)*[\w.-]+-v\d+")
 
 
-def is_minari_id(name: str) -> bool:
-    """Whether a name reads `(namespace/)name-v0` and not as a file that we know how to read."""
-    return _MINARI_ID.fullmatch(name) is not None
+def is_minari_id(name: str | Path) -> bool:
+    """Whether a name has the form of a Minari id: `(namespace/)name-v0`."""
+    return _MINARI_ID.fullmatch(str(name)) is not None
 
 
-def load_dataset(name: str, columns: Columns | None = None) -> Dataset:
-    """A dataset by file (`.npz`, `.hdf5`, `.parquet`, `.csv`), Minari id or benchmark task (`hopper-medium`).
+def load_dataset(name: str | Path, columns: Columns | None = None) -> Dataset:
+    """Load a dataset: a file (`.npz`, `.hdf5`, `.parquet`, `.csv`), a Minari id or a benchmark task (`hopper-medium`).
 
-    `columns` says how to read a table; without it, the file beside it does: `log.csv.columns.yaml` for `log.csv`.
+    `columns` says which columns of a table hold what; the default is the YAML file next to the table,
+    `log.csv.columns.yaml` for `log.csv`.
     """
-    path = Path(name)
+    name, path = str(name), Path(name)
     if path.suffix in _READERS or path.suffix in _TABLES:
         if not path.exists():
-            raise ValueError(f"{name}: no such dataset file; `tt collect` makes one")
+            raise ValueError(f"{name}: no such dataset file; collect one with `tt collect`")
         return load_table(path, columns) if path.suffix in _TABLES else _READERS[path.suffix](path)
     if is_minari_id(name):
         return load_minari(name)
@@ -45,19 +46,21 @@ def load_dataset(name: str, columns: Columns | None = None) -> Dataset:
         return load_task(name)
     known = ", ".join([*_READERS, *_TABLES])
     raise ValueError(
-        f"{name}: no such dataset: neither a file with one of {known} nor a Minari id like hopper/medium-v0"
+        f"{name}: not a dataset; expected a file ({known}), a Minari id such as mujoco/hopper/medium-v0, "
+        "or a benchmark task such as hopper-medium"
     )
 
 
-def save_dataset(dataset: Dataset, target: str) -> None:
-    """Write a dataset as the file or the Minari id that `target` names."""
-    path = Path(target)
+def save_dataset(dataset: Dataset, target: str | Path) -> None:
+    """Save a dataset to a file (`.npz`, `.hdf5`, `.parquet`, `.csv`) or as a local Minari dataset."""
+    target, path = str(target), Path(target)
     if dataset.map_shape and path.suffix != ".npz":
-        raise ValueError(f"{target}: only .npz files hold the maps of episodes; name one of those")
+        raise ValueError(f"{target}: only .npz files can store the maps of episodes; save to a .npz file")
     if path.suffix in _WRITERS:
-        path.parent.mkdir(parents=True, exist_ok=True)
         _WRITERS[path.suffix](dataset, path)
     elif is_minari_id(target):
         save_minari(dataset, target)
     else:
-        raise ValueError(f"{target}: name a file with one of {', '.join(_WRITERS)}, or a Minari id like hopper/mine-v0")
+        raise ValueError(
+            f"{target}: cannot be saved; expected a file ({', '.join(_WRITERS)}) or a Minari id such as hopper/mine-v0"
+        )

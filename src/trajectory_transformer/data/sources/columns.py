@@ -1,4 +1,4 @@
-"""Which column of a table holds what: read from a small YAML file, or guessed from the columns' names."""
+"""Which column of a table holds what: read from a YAML file, or guessed from the column names."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,26 +10,26 @@ import yaml
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
-    """Which column of a CSV or Parquet table holds what, as far as it was said."""
+    """Which column of a CSV or Parquet table holds what; all fields are optional."""
 
     episode: str | None = None
-    """Column that tells episodes apart, numbers or names; null: all rows are one episode."""
+    """Column that identifies the episode, numbers or text; null: all rows are one episode."""
     order: str | None = None
-    """Column that the rows of an episode are sorted by; null: they stand in order."""
+    """Column by which the rows of an episode are sorted; null: they are in order."""
     observations: tuple[str, ...] = ()
-    """Columns of the state."""
+    """Columns of the observation."""
     actions: tuple[str, ...] = ()
-    """Columns of the action taken in that state; empty in a last row that only holds the final state."""
+    """Columns of the action taken after that observation; empty in a last row that holds only the final state."""
     reward: str | None = None
-    """Column of the reward of that action; null: none was recorded."""
+    """Column of the reward of that action; null: no rewards."""
     terminal: str | None = None
-    """Column that is true where the task itself ended the episode; null: it never did."""
+    """Column that is true where the task ended the episode; null: every episode was truncated."""
     goals: tuple[str, ...] = ()
-    """Columns of what the agent was asked to reach, the same in all rows of an episode."""
+    """Columns of the goal, the same in all rows of an episode."""
     categories: dict[str, int] = field(default_factory=dict)
-    """Columns of actions or states that hold category numbers from 0, and how many categories each has."""
+    """Discrete columns of actions or observations, with their number of categories; values count from 0."""
     env: str | None = None
-    """Gymnasium id of the environment, if there is one."""
+    """Gymnasium id of the environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,13 @@ class Columns(ColumnNames):
     """Which column of a CSV or Parquet table holds what."""
 
     def __post_init__(self) -> None:
-        """A state and an action are the least a table must have."""
+        """Check that observations and actions are named."""
         for name in ("observations", "actions"):
             if not getattr(self, name):
                 raise ValueError(f"columns.{name} must name at least one column, got none")
-        strange = [name for name in self.categories if name not in (*self.observations, *self.actions)]
-        if strange:
-            raise ValueError(f"columns.categories must name columns of actions or observations, got {strange[0]!r}")
+        unknown = [name for name in self.categories if name not in (*self.observations, *self.actions)]
+        if unknown:
+            raise ValueError(f"columns.categories must name columns of actions or observations, got {unknown[0]!r}")
 
     @property
     def numeric(self) -> tuple[str, ...]:
@@ -53,35 +53,35 @@ class Columns(ColumnNames):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Columns that may hold anything that can be told apart and sorted."""
+        """Columns that may hold numbers or text."""
         return tuple(name for name in (self.episode, self.order) if name is not None)
 
     def to_yaml(self) -> str:
-        """The file that `read_columns` reads, without what is left at its default."""
+        """The content of a file for `read_columns`, without fields at their defaults."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return yaml.safe_dump({name: value for name, value in values.items() if value}, sort_keys=False)
 
 
-def beside(path: Path) -> Path:
-    """Where the columns of a table are looked for: `log.csv.columns.yaml` for `log.csv`."""
+def columns_path(path: Path) -> Path:
+    """The YAML file with the columns of a table: `log.csv.columns.yaml` for `log.csv`."""
     return path.with_name(path.name + ".columns.yaml")
 
 
-def read_columns(path: Path) -> Columns:
-    """Read a YAML file of columns."""
+def read_columns(path: str | Path) -> Columns:
+    """Read columns from a YAML file."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
     return parse_columns(content, str(path))
 
 
 def parse_columns(content: object, place: str) -> Columns:
-    """Columns from plain values."""
+    """Build columns from parsed YAML or JSON; `place` names their source in errors."""
     names = [each.name for each in fields(Columns)]
     if not isinstance(content, Mapping) or not set(content) <= set(names):
-        strange = next((key for key in content if key not in names), None) if isinstance(content, Mapping) else content
-        raise ValueError(f"{place}: columns must be a mapping with the keys {', '.join(names)}, got {strange!r}")
+        wrong = next((key for key in content if key not in names), None) if isinstance(content, Mapping) else content
+        raise ValueError(f"{place}: columns must be a mapping with the keys {', '.join(names)}, got {wrong!r}")
     values = dict(content)
     for name in ("observations", "actions", "goals"):
         given = values.get(name, ())
@@ -105,7 +105,7 @@ _STATE = r"(obs|observation|observations|state|states|s|x)([ _.\[\d].*)?"
 
 
 def guess_columns(names: Sequence[str], categories: Mapping[str, int]) -> Columns | None:
-    """Columns by the names people give them; where nothing is called a state, every column left is one."""
+    """Guess columns from common names; without a column named like a state, all remaining columns are observations."""
     found: dict[str, list[str]] = {kind: [] for kind in (*_KINDS, "observations")}
     left = []
     for name in names:

@@ -1,7 +1,7 @@
-"""D4RL files: all steps end to end in one HDF5 file, the last of each episode marked by `terminals` or `timeouts`.
+"""D4RL files: the steps of all episodes in one HDF5 file; `terminals` or `timeouts` mark the last step of an episode.
 
-Read are `observations` [N, O], `actions` [N, A] (or [N] whole numbers: one discrete action), `terminals` and
-`timeouts` [N], and where they are there `rewards` [N], `next_observations` [N, O] and `infos/goal` [N, G].
+Arrays: `observations` [N, O], `actions` [N, A] (or integers [N]: one discrete action), `terminals` and `timeouts` [N];
+optional `rewards` [N], `next_observations` [N, O] and `infos/goal` [N, G].
 """
 
 import json
@@ -30,19 +30,20 @@ def _h5py() -> ModuleType:
     return module
 
 
-def load_hdf5(path: Path) -> Dataset:
-    """Read a D4RL file; without `next_observations`, `EpisodeBuilder` says how episodes end."""
-    arrays, ours = _read(path)
+def load_hdf5(path: str | Path) -> Dataset:
+    """Read a D4RL file; see `EpisodeBuilder` for files without `next_observations`."""
+    path = Path(path)
+    arrays, stored = _read(path)
     for name in (*_NEEDED, *_OPTIONAL):
         if name in arrays and len(arrays[name]) != len(arrays["observations"]):
             raise ValueError(
-                f"{path}: every array needs a row for each of {len(arrays['observations'])} observations, "
-                f"{name} has {len(arrays[name])}"
+                f"{path}: {name} must have {len(arrays['observations'])} rows, one per observation, "
+                f"got {len(arrays[name])}"
             )
-    actions, categories = arrays["actions"], tuple(ours.get("action_categories", ()))
+    actions, categories = arrays["actions"], tuple(stored.get("action_categories", ()))
     if actions.ndim == 1:
-        whole = np.issubdtype(actions.dtype, np.integer)
-        actions, categories = actions[:, None], categories or ((int(actions.max()) + 1,) if whole else ())
+        discrete = np.issubdtype(actions.dtype, np.integer)
+        actions, categories = actions[:, None], categories or ((int(actions.max()) + 1,) if discrete else ())
     numbers: dict[str, DoubleArray] = {}
     for name in ("observations", "rewards", "next_observations", "infos/goal"):
         if name in arrays:
@@ -52,9 +53,9 @@ def load_hdf5(path: Path) -> Dataset:
     terminals, timeouts = (arrays[name].astype(np.bool_).ravel() for name in ("terminals", "timeouts"))
     ends = np.flatnonzero(terminals | timeouts).tolist()
     if not ends or ends[-1] != len(terminals) - 1:
-        ends.append(len(terminals) - 1)  # the recording ended in the middle of an episode
+        ends.append(len(terminals) - 1)  # the last episode is truncated
     builder = EpisodeBuilder(path)
-    outcomes = ours.get("outcomes", [])
+    outcomes = stored.get("outcomes", [])
     goals, finals = numbers.get("infos/goal"), numbers.get("next_observations")
     start = 0
     for end in ends:
@@ -71,19 +72,19 @@ def load_hdf5(path: Path) -> Dataset:
             place=f" (rows {start + 1} to {end + 1})",
         )
         start = end + 1
-    ours["action_categories"] = categories
+    stored["action_categories"] = categories
     try:
         observation_dimensions, action_dimensions = (
-            join_dimensions(kind, ours.get(f"{kind}_names", ()), ours.get(f"{kind}_categories", ()))
+            join_dimensions(kind, stored.get(f"{kind}_names", ()), stored.get(f"{kind}_categories", ()))
             for kind in ("observation", "action")
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    return builder.dataset(ours.get("metadata", {}), observation_dimensions, action_dimensions)
+    return builder.dataset(stored.get("metadata", {}), observation_dimensions, action_dimensions)
 
 
 def _read(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Arrays by name, and what `save_hdf5` said of them."""
+    """Read the arrays and the description that `save_hdf5` stored."""
     h5py = _h5py()
     try:
         with h5py.File(path, "r") as file:
@@ -91,39 +92,39 @@ def _read(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
             missing = [name for name in _NEEDED if name not in found]
             if not missing:
                 arrays = {name: file[name][()] for name in (*_NEEDED, *_OPTIONAL) if name in file}
-            ours = json.loads(file.attrs.get(_DESCRIPTION, "{}"))
+            stored = json.loads(file.attrs.get(_DESCRIPTION, "{}"))
     except (OSError, RuntimeError, KeyError) as error:
-        raise ValueError(f"{path}: not a whole HDF5 file, was it truncated? ({error})") from error
+        raise ValueError(f"{path}: not a complete HDF5 file; it may be truncated ({error})") from error
     if missing:
-        raise ValueError(f"{path}: a D4RL file needs the array {missing[0]!r}, found {found}")
-    return arrays, ours
+        raise ValueError(f"{path}: a D4RL file needs the array {missing[0]!r}, got {found}")
+    return arrays, stored
 
 
 def _numbers(path: Path, name: str, values: npt.NDArray[Any]) -> DoubleArray:
     if values.dtype.kind not in "biuf":
         raise ValueError(f"{path}: {name} must hold numbers, got {values.dtype}")
-    wanted = 1 if name == "rewards" else 2
+    ndim = 1 if name == "rewards" else 2
     if name == "rewards" and values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
-    if values.ndim != wanted:
-        raise ValueError(f"{path}: {name} must have {wanted} axes, got shape {values.shape}")
+    if values.ndim != ndim:
+        raise ValueError(f"{path}: {name} must have {ndim} axes, got shape {values.shape}")
     check_finite(path, name, values)
     return values.astype(np.float64)
 
 
-def save_hdf5(dataset: Dataset, path: Path) -> None:
-    """Write a D4RL file with `next_observations`, so that nothing is lost."""
+def save_hdf5(dataset: Dataset, path: str | Path) -> None:
+    """Write a D4RL file, with `next_observations` so that final states are kept."""
     h5py = _h5py()
     episodes = dataset.episodes
     last = [np.arange(len(episode)) == len(episode) - 1 for episode in episodes]
-    ended = [mask & episode.terminated for mask, episode in zip(last, episodes, strict=True)]
-    cut = [mask & (not episode.terminated) for mask, episode in zip(last, episodes, strict=True)]
+    terminals = [mask & episode.terminated for mask, episode in zip(last, episodes, strict=True)]
+    timeouts = [mask & (not episode.terminated) for mask, episode in zip(last, episodes, strict=True)]
     arrays = {
         "observations": np.concatenate([episode.observations[:-1] for episode in episodes]),
         "next_observations": np.concatenate([episode.observations[1:] for episode in episodes]),
         "actions": np.concatenate([episode.actions for episode in episodes]),
-        "terminals": np.concatenate(ended),
-        "timeouts": np.concatenate(cut),
+        "terminals": np.concatenate(terminals),
+        "timeouts": np.concatenate(timeouts),
     }
     rewards = [episode.rewards for episode in episodes if episode.rewards is not None]
     if rewards:
@@ -131,7 +132,7 @@ def save_hdf5(dataset: Dataset, path: Path) -> None:
     goals = [np.tile(episode.goal, (len(episode), 1)) for episode in episodes if episode.goal is not None]
     if goals:
         arrays["infos/goal"] = np.concatenate(goals)
-    # HDF5 limits an attribute to 64 KiB unless the file may use its newer layout.
+    # Only the latest file format allows attributes larger than 64 KiB.
     with replacing(path) as temporary, h5py.File(temporary, "w", libver="latest") as file:
         for name, values in arrays.items():
             file.create_dataset(name, data=values)

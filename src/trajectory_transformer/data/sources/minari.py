@@ -1,4 +1,4 @@
-"""Minari datasets, by id: local ones first, then through Minari's own download."""
+"""Minari datasets: load by id, from local datasets or by download, and save local datasets."""
 
 import json
 import threading
@@ -32,7 +32,7 @@ from trajectory_transformer.data.spaces import (
 )
 
 _DESCRIPTION = "trajectory_transformer"
-_PATIENCE = 3.0  # seconds in which the remote must answer at all
+_TIMEOUT = 3.0  # seconds for the server to answer
 
 
 def _minari() -> ModuleType:
@@ -44,7 +44,7 @@ def _minari() -> ModuleType:
 
 
 def is_local(dataset_id: str) -> bool:
-    """Whether a dataset is among the local ones."""
+    """Whether a dataset is stored locally."""
     try:
         _minari().load_dataset(dataset_id)
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def is_local(dataset_id: str) -> bool:
 
 
 def load_minari(dataset_id: str) -> Dataset:
-    """Read a Minari dataset; one that is not here is downloaded, if its remote can be reached."""
+    """Read a Minari dataset; download it first if it is not stored locally."""
     minari = _minari()
     local_id = dataset_id.split("://", 1)[-1].split("/", 1)[-1] if "://" in dataset_id else dataset_id
     try:
@@ -64,11 +64,11 @@ def load_minari(dataset_id: str) -> Dataset:
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"Minari dataset {dataset_id}: cannot be read ({error})") from error
     raw = source.storage.metadata
-    ours = json.loads(raw.get(_DESCRIPTION, "{}"))
+    stored = json.loads(raw.get(_DESCRIPTION, "{}"))
     observation_parts, goal_parts = split_goal(source.observation_space)
     map_part = map_leaf(source.observation_space)
     action_parts = leaves(source.action_space, "actions")
-    outcomes = ours.get("outcomes", [])
+    outcomes = stored.get("outcomes", [])
     episodes = []
     for index, record in enumerate(source.iterate_episodes()):
         try:
@@ -79,20 +79,20 @@ def load_minari(dataset_id: str) -> Dataset:
             episodes.append(episode)
         except ValueError as error:
             raise ValueError(f"Minari dataset {dataset_id}, episode {index}: {error}") from error
-    if not ours.get("rewards", True):
+    if not stored.get("rewards", True):
         episodes = [replace(episode, rewards=None) for episode in episodes]
-    metadata = {"minari": local_id, **_described(raw), **ours.get("metadata", {})}
+    metadata = {"minari": local_id, **_minari_metadata(raw), **stored.get("metadata", {})}
     observed = [dimension for leaf in observation_parts for dimension in leaf.dimensions("observation")]
     acted = [dimension for leaf in action_parts for dimension in leaf.dimensions("action")]
     try:
         observation_dimensions = join_dimensions(
             "observation",
-            ours.get("observation_names", [dimension.name for dimension in observed]),
-            ours.get("observation_categories", [dimension.categories for dimension in observed]),
+            stored.get("observation_names", [dimension.name for dimension in observed]),
+            stored.get("observation_categories", [dimension.categories for dimension in observed]),
         )
         action_dimensions = join_dimensions(
             "action",
-            ours.get("action_names", [dimension.name for dimension in acted]),
+            stored.get("action_names", [dimension.name for dimension in acted]),
             [dimension.categories for dimension in acted],
         )
         return Dataset(tuple(episodes), metadata, observation_dimensions, action_dimensions)
@@ -121,13 +121,13 @@ def _episode(
 
 
 def _outcome(infos: Mapping[str, Any] | None) -> dict[str, float]:
-    """Whether the episode succeeded, where the environment said so."""
+    """The success of an episode, if the environment reported it."""
     success = (infos or {}).get("success")
     return {} if success is None or np.ndim(success) != 1 else {"success": float(success[-1])}
 
 
-def _described(raw: Mapping[str, Any]) -> dict[str, str | float]:
-    """What Minari itself knows of a dataset, as far as it serves us."""
+def _minari_metadata(raw: Mapping[str, Any]) -> dict[str, str | float]:
+    """The environment and the reference scores from Minari's own metadata."""
     found: dict[str, str | float] = {}
     if isinstance(raw.get("env_spec"), str):
         found["env"] = json.loads(raw["env_spec"])["id"]
@@ -138,51 +138,53 @@ def _described(raw: Mapping[str, Any]) -> dict[str, str | float]:
 
 
 def _download(minari: ModuleType, dataset_id: str) -> None:
-    """Fetch a dataset that is not here; answers within seconds where there is no network."""
+    """Download a dataset; fails within seconds without a network."""
     try:
         endpoint = import_module("huggingface_hub.constants").ENDPOINT
     except ImportError as error:
         raise ImportError(
-            f"Minari dataset {dataset_id} is not among the local ones; downloading it needs: "
+            f"Minari dataset {dataset_id} is not stored locally; downloading it needs: "
             "pip install 'trajectory-transformer[minari]'"
         ) from error
     reason = _unreachable(endpoint)
     if reason is not None:
         local = sorted(minari.list_local_datasets())
         raise ValueError(
-            f"Minari dataset {dataset_id}: not among the local ones ({', '.join(local) or 'none'}), "
-            f"and the remote cannot be reached ({reason})"
+            f"Minari dataset {dataset_id}: not among the local datasets ({', '.join(local) or 'none'}), "
+            f"and the server cannot be reached ({reason})"
         )
     try:
         minari.download_dataset(dataset_id)
-    except Exception as error:  # whatever the remote's client raises, the cause is the id or the network
-        raise ValueError(f"Minari dataset {dataset_id}: not here and cannot be downloaded ({error})") from error
+    except Exception as error:  # the client raises many types; the cause is the id or the network
+        raise ValueError(
+            f"Minari dataset {dataset_id}: not stored locally and cannot be downloaded ({error})"
+        ) from error
 
 
 def _unreachable(endpoint: str) -> str | None:
-    """Why the remote does not answer, or None: Minari's client would try for half a minute to find out."""
+    """Why the server cannot be reached, or None. Minari's own client would retry for half a minute."""
     answer: list[str | None] = []
 
     def ask() -> None:
         try:
-            with urlopen(Request(endpoint, method="HEAD"), timeout=_PATIENCE):
+            with urlopen(Request(endpoint, method="HEAD"), timeout=_TIMEOUT):
                 answer.append(None)
         except HTTPError:
-            answer.append(None)  # it said no, but it is there
+            answer.append(None)  # an error status is an answer
         except OSError as error:
             answer.append(str(getattr(error, "reason", error)))
 
-    # In a thread of its own, for looking a name up has no time limit.
+    # In a thread, because resolving the host name has no timeout.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(_PATIENCE + 1)
-    return answer[0] if answer else f"no answer in {_PATIENCE + 1:.0f} s"
+    thread.join(_TIMEOUT + 1)
+    return answer[0] if answer else f"no answer in {_TIMEOUT + 1:.0f} s"
 
 
 def save_minari(dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None = None) -> None:
-    """Write a local Minari dataset; a goal becomes `desired_goal` of every step, missing rewards zeros."""
+    """Write a local Minari dataset; goals become `desired_goal` of every step, missing rewards become 0."""
     if dataset.map_shape:
-        raise ValueError(f"{dataset_id}: only .npz files hold the maps of episodes; name one of those")
+        raise ValueError(f"{dataset_id}: only .npz files can store the maps of episodes; save to a .npz file")
     minari = _minari()
     episode_buffer = import_module("minari.data_collector.episode_buffer").EpisodeBuffer
     env = _environment(dataset)
@@ -208,7 +210,7 @@ def save_minari(dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None =
     packages = [name for name in ("gymnasium", "mujoco") if f"version.{name}" in dataset.metadata]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # about authors and links that a recording need not have
+            warnings.simplefilter("ignore", UserWarning)  # about missing authors and links
             stored = minari.create_dataset_from_buffers(
                 dataset_id,
                 buffers,
@@ -227,7 +229,7 @@ def save_minari(dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None =
 
 
 def _environment(dataset: Dataset) -> "gymnasium.Env[Any, Any] | None":
-    """The environment that a dataset names, if it can be made here."""
+    """The environment of a dataset, if it can be made here."""
     name = dataset.metadata.get("env")
     options = json.loads(str(dataset.metadata.get("env_options", "{}")))
     try:
@@ -237,7 +239,7 @@ def _environment(dataset: Dataset) -> "gymnasium.Env[Any, Any] | None":
 
 
 def _action_space(dataset: Dataset, env: "gymnasium.Env[Any, Any] | None") -> Space:
-    """The environment's, where it fits the dataset; else the smallest space that holds its actions."""
+    """The action space of the environment if it fits the dataset, else the smallest space with all its actions."""
     categories = tuple(dimension.categories for dimension in dataset.action_dimensions)
     if env is not None and isinstance(env.action_space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete):
         leaf = Leaf((), env.action_space)
@@ -246,7 +248,9 @@ def _action_space(dataset: Dataset, env: "gymnasium.Env[Any, Any] | None") -> Sp
     if all(categories):
         return spaces.Discrete(categories[0]) if len(categories) == 1 else spaces.MultiDiscrete(list(categories))
     if any(categories):
-        raise ValueError(f"Minari holds continuous or discrete actions, not both in one array: {categories}")
+        raise ValueError(
+            f"Minari cannot store continuous and discrete actions in one array; got categories {categories}"
+        )
     actions = np.concatenate([episode.actions for episode in dataset])
     return spaces.Box(actions.min(axis=0), actions.max(axis=0), dtype=np.float32)
 
@@ -264,5 +268,5 @@ def _actions(episode: Episode, space: Space) -> npt.NDArray[np.generic]:
 
 
 def _at_end(steps: int, value: bool) -> npt.NDArray[np.bool_]:
-    """True at the last step alone, if at all."""
+    """A mask [steps] that is `value` at the last step and false before."""
     return np.asarray((np.arange(steps) == steps - 1) & value)

@@ -1,4 +1,4 @@
-"""Recorded rows to episodes: what to do where the state after the last action is not there."""
+"""Build episodes from recorded rows, also where the final state was not recorded."""
 
 import json
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from trajectory_transformer.data.episode import Dataset, Dimension, DoubleArray,
 
 @dataclass
 class EpisodeBuilder:
-    """Gathers the episodes of a file, and counts what had to be done to them.
+    """Collects the episodes of a file and counts the repairs.
 
-    An episode needs the state after its last action. Where it was not recorded, an episode that the recording ended
-    loses its last action: its last observation is then the final state. One that the task itself ended keeps it, for
-    its reward and its end matter, and repeats the last observation. Episodes left without an action are dropped.
+    An episode needs the state after its last action. If that was not recorded, a truncated episode loses its last
+    action, and its last observation becomes the final state. A terminated episode keeps its last action, whose reward
+    and termination matter, and repeats the last observation. Episodes without actions are dropped.
     """
 
     path: Path
@@ -37,7 +37,7 @@ class EpisodeBuilder:
         outcome: Mapping[str, float] | None = None,
         place: str = "",
     ) -> None:
-        """Close one episode of rows: observations [T, O], actions [T, A], rewards [T]; final [O] where it is known."""
+        """Add an episode: observations [T, O], actions [T, A], rewards [T], and the final state [O] if known."""
         if final is None and terminated:
             final = observations[-1]
             self.final_states_repeated += 1
@@ -67,11 +67,11 @@ class EpisodeBuilder:
         observation_dimensions: tuple[Dimension, ...] = (),
         action_dimensions: tuple[Dimension, ...] = (),
     ) -> Dataset:
-        """All episodes added."""
-        counts = {
+        """Build the dataset; the metadata records the repairs."""
+        repairs = {
             name: count for name in ("final_states_repeated", "last_actions_dropped") if (count := getattr(self, name))
         }
-        episodes, facts = tuple(self.episodes), {**metadata, **counts}
+        episodes, facts = tuple(self.episodes), {**metadata, **repairs}
         try:
             return Dataset(episodes, facts, observation_dimensions, action_dimensions)
         except ValueError as error:
@@ -79,17 +79,17 @@ class EpisodeBuilder:
 
 
 def check_finite(path: Path, name: str, values: npt.NDArray[np.floating]) -> None:
-    """Refuse NaNs and infinities, and say how many there are and where the first one is (rows count from 1)."""
+    """Raise if values are NaN or infinite; the error names the first row, counted from 1, and the number of rows."""
     bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if bad.any():
         raise ValueError(
-            f"{path}, row {int(np.argmax(bad)) + 1}: {name} must be a finite number, "
-            f"found none there and in {int(bad.sum())} of {len(bad)} rows in all"
+            f"{path}, row {int(np.argmax(bad)) + 1}: {name} must be a finite number; "
+            f"{int(bad.sum())} of {len(bad)} rows are NaN or infinite"
         )
 
 
 def description(dataset: Dataset) -> str:
-    """What a file of plain arrays would lose, as JSON."""
+    """JSON with everything that the arrays of a file cannot store: metadata, dimensions, outcomes."""
     return json.dumps(
         {
             "metadata": dict(dataset.metadata),

@@ -1,8 +1,8 @@
-"""CSV and Parquet logs: one row a step, columns named by the user (`Columns`).
+"""CSV and Parquet logs: one row per step, with the columns that `Columns` names.
 
-A row holds a state, the action taken in it and that action's reward. A last row of an episode without an action holds
-its final state; where there is none, `EpisodeBuilder` says how the episode ends. Rows
-are counted from 1, below any header.
+A row holds an observation, the action taken after it and the reward of that action. A last row without an action holds
+the final state of its episode; see `EpisodeBuilder` for episodes without such a row. Errors count rows from 1, without
+the header.
 """
 
 import csv
@@ -17,7 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from trajectory_transformer.data.episode import Dataset, DoubleArray, join_dimensions
-from trajectory_transformer.data.sources.columns import Columns, beside, guess_columns, parse_columns, read_columns
+from trajectory_transformer.data.sources.columns import (
+    Columns,
+    columns_path,
+    guess_columns,
+    parse_columns,
+    read_columns,
+)
 from trajectory_transformer.data.sources.rows import EpisodeBuilder, check_finite, description
 from trajectory_transformer.files import replacing, write_atomically
 
@@ -27,23 +33,24 @@ Arrays = dict[str, npt.NDArray[Any]]
 _DESCRIPTION = b"trajectory_transformer"
 _CHUNK = 65536
 _TRUTH = {"true": "1", "false": "0", "": "nan"}
-_MAX_CATEGORIES = 64  # whole numbers of more values than this are rather counts than categories
+_MAX_CATEGORIES = 64  # integers with more values are rather numbers than categories
 
 
-def load_table(path: Path, columns: Columns | None = None) -> Dataset:
-    """Read a table; its columns are given, lie beside it in a YAML file, or were stored with it."""
+def load_table(path: str | Path, columns: Columns | None = None) -> Dataset:
+    """Read a table; the columns are given, in the YAML file next to it, or stored in the table itself."""
+    path = Path(path)
     names, stored = _header(path)
-    if columns is None and beside(path).is_file():
-        columns = read_columns(beside(path))
+    if columns is None and columns_path(path).is_file():
+        columns = read_columns(columns_path(path))
     if columns is not None:
-        stored = {}  # it describes the columns that it was stored with
+        stored = {}  # the stored description belongs to the stored columns
     elif "columns" in stored:
         columns = parse_columns(stored["columns"], str(path))
     else:
         raise ValueError(_suggestion(path, names))
     missing = [name for name in (*columns.numeric, *columns.labels) if name not in names]
     if missing:
-        raise ValueError(f"{path}: the table has no column {missing[0]!r}, only {', '.join(names)}")
+        raise ValueError(f"{path}: the table has no column {missing[0]!r}; its columns are {', '.join(names)}")
     read = _read_csv if path.suffix == ".csv" else _read_parquet
     table = read(path, columns.numeric, columns.labels)
 
@@ -58,9 +65,9 @@ def load_table(path: Path, columns: Columns | None = None) -> Dataset:
     builder = EpisodeBuilder(path)
     outcomes = stored.get("outcomes", [])
     for rows in _episodes(table, columns, len(observations)):
-        # A row without an action holds the final state, and only the last one may.
-        open_end = bool(np.isnan(actions[rows[-1]]).all())
-        steps = rows[:-1] if open_end else rows
+        # Only the last row may be without an action; it then holds the final state.
+        has_final = bool(np.isnan(actions[rows[-1]]).all())
+        steps = rows[:-1] if has_final else rows
         for name in (*columns.actions, *([columns.reward] if columns.reward else [])):
             _check_rows(path, name, table[name], steps)
         index = len(builder.episodes)
@@ -69,7 +76,7 @@ def load_table(path: Path, columns: Columns | None = None) -> Dataset:
             actions[steps],
             None if rewards is None else rewards[steps],
             terminated=bool(terminal[rows].any()),
-            final=observations[rows[-1]] if open_end else None,
+            final=observations[rows[-1]] if has_final else None,
             goal=goals[rows[0]] if columns.goals else None,
             outcome=outcomes[index] if index < len(outcomes) else None,
             place=f" (from row {rows[0] + 1})",
@@ -88,7 +95,7 @@ def load_table(path: Path, columns: Columns | None = None) -> Dataset:
 
 
 def _episodes(table: Arrays, columns: Columns, count: int) -> list[npt.NDArray[np.int64]]:
-    """Row numbers of each episode in order, episodes as they first appear."""
+    """Sorted row numbers of each episode; episodes are in the order of their first rows."""
     rows = np.arange(count)
     if columns.order is not None:
         rows = np.argsort(table[columns.order], kind="stable")
@@ -101,7 +108,7 @@ def _episodes(table: Arrays, columns: Columns, count: int) -> list[npt.NDArray[n
 
 
 def _matrix(table: Arrays, names: Sequence[str]) -> tuple[DoubleArray, tuple[str, ...]]:
-    """Columns side by side [N, D] with a name for each; a column of lists is several."""
+    """Concatenate columns to [N, D], with their names; a column of lists counts as several columns."""
     parts, each = [np.zeros((len(next(iter(table.values()))), 0))], []
     for name in names:
         values = table[name]
@@ -113,11 +120,11 @@ def _matrix(table: Arrays, names: Sequence[str]) -> tuple[DoubleArray, tuple[str
 def _check_rows(path: Path, name: str, values: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> None:
     bad = rows[~np.isfinite(values[rows]).reshape(len(rows), -1).all(axis=1)]
     if len(bad):
-        raise ValueError(f"{path}, row {bad[0] + 1}: column {name!r} must be a finite number, found none there")
+        raise ValueError(f"{path}, row {bad[0] + 1}: column {name!r} must be a finite number")
 
 
 def _header(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """Names of the columns, and what `save_table` stored with a Parquet table."""
+    """Column names, and the description that `save_table` stores in Parquet tables."""
     if path.suffix == ".csv":
         with path.open(newline="", encoding="utf-8-sig") as file:
             try:
@@ -129,24 +136,24 @@ def _header(path: Path) -> tuple[list[str], dict[str, Any]]:
 
 
 def _read_csv(path: Path, numeric: Sequence[str], labels: Sequence[str]) -> Arrays:
-    """Read columns of a CSV file, in pieces: text of a whole file would take ten times its numbers' room."""
+    """Read columns of a CSV file in chunks: the text of a whole file would take ten times the memory."""
     pieces: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*numeric, *labels)}
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         header = next(reader)
         places = {name: header.index(name) for name in pieces}
-        done = 0
+        num_rows = 0
         while chunk := [row for _, row in zip(range(_CHUNK), reader, strict=False)]:
             short = next((index for index, row in enumerate(chunk) if len(row) != len(header)), None)
             if short is not None:
                 raise ValueError(
-                    f"{path}, row {done + short + 1}: a row needs {len(header)} cells, got {len(chunk[short])}"
+                    f"{path}, row {num_rows + short + 1}: a row needs {len(header)} cells, got {len(chunk[short])}"
                 )
             for name, place in places.items():
                 cells = [row[place] for row in chunk]
-                pieces[name].append(_numbers(path, name, cells, done) if name in numeric else np.array(cells))
-            done += len(chunk)
-    if not done:
+                pieces[name].append(_numbers(path, name, cells, num_rows) if name in numeric else np.array(cells))
+            num_rows += len(chunk)
+    if not num_rows:
         raise ValueError(f"{path}: the table has no rows")
     return {
         name: _label(np.concatenate(parts)) if name in labels else np.concatenate(parts)
@@ -155,7 +162,7 @@ def _read_csv(path: Path, numeric: Sequence[str], labels: Sequence[str]) -> Arra
 
 
 def _numbers(path: Path, name: str, cells: Sequence[str], first_row: int) -> DoubleArray:
-    """Cells as numbers, NaN for empty ones."""
+    """Parse cells as numbers; empty cells become NaN."""
     try:
         return np.array([_TRUTH.get(cell.lower(), cell) for cell in cells]).astype(np.float64)
     except ValueError:
@@ -170,7 +177,7 @@ def _numbers(path: Path, name: str, cells: Sequence[str], first_row: int) -> Dou
 
 
 def _label(cells: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Numbers where all cells are numbers, so that 10 comes after 9; text otherwise."""
+    """Convert cells to numbers if all are numbers, so that 10 sorts after 9; else keep the text."""
     try:
         return cells.astype(np.float64)
     except ValueError:
@@ -187,14 +194,14 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
 
 
 def _parquet_table(path: Path, columns: Sequence[str]) -> Any:
-    """Columns of a Parquet file or of a folder of them; none: its schema alone."""
+    """Read columns of a Parquet file or folder; without columns, only the schema."""
     pyarrow, parquet = _pyarrow()
     try:
         if columns:
             return parquet.read_table(path, columns=list(dict.fromkeys(columns)))
         return parquet.ParquetDataset(path)
     except (OSError, pyarrow.ArrowException) as error:
-        raise ValueError(f"{path}: not a whole Parquet file, was it truncated? ({error})") from error
+        raise ValueError(f"{path}: not a complete Parquet file; it may be truncated ({error})") from error
 
 
 def _read_parquet(path: Path, numeric: Sequence[str], labels: Sequence[str]) -> Arrays:
@@ -211,7 +218,7 @@ def _read_parquet(path: Path, numeric: Sequence[str], labels: Sequence[str]) -> 
 
 
 def _arrow_numbers(path: Path, name: str, column: Any) -> DoubleArray:
-    """A column as numbers [N], or [N, K] for one of lists; NaN for nulls."""
+    """Convert a column to numbers [N], a column of lists to [N, K]; nulls become NaN."""
     pyarrow, _ = _pyarrow()
     kind = column.type
     if pyarrow.types.is_list(kind) or pyarrow.types.is_fixed_size_list(kind) or pyarrow.types.is_large_list(kind):
@@ -220,7 +227,7 @@ def _arrow_numbers(path: Path, name: str, column: Any) -> DoubleArray:
         for index, each in enumerate(lists):
             if each is not None and len(each) != width:
                 raise ValueError(
-                    f"{path}, row {index + 1}: lists of column {name!r} must have {width} entries as in the first row, "
+                    f"{path}, row {index + 1}: lists of column {name!r} must have {width} entries, as in row 1, "
                     f"got {len(each)}"
                 )
         return np.array([[np.nan] * width if each is None else each for each in lists], dtype=np.float64)
@@ -234,12 +241,12 @@ def _arrow_numbers(path: Path, name: str, column: Any) -> DoubleArray:
 
 
 def _suggestion(path: Path, names: Sequence[str]) -> str:
-    """What to say to a table whose columns are not named: a file ready to save."""
+    """Error text for a table without columns, with a guess that the user can save."""
     guess = guess_columns(names, {})
     if guess is None:
         return (
-            f"{path}: say which columns hold what in {beside(path)} (keys observations and actions at least); "
-            f"the table has {', '.join(names)}"
+            f"{path}: write {columns_path(path)} to say which columns hold observations and actions; "
+            f"the table has the columns {', '.join(names)}"
         )
     numbers = [name for name in guess.actions if name]
     read = _read_csv if path.suffix == ".csv" else _read_parquet
@@ -247,29 +254,29 @@ def _suggestion(path: Path, names: Sequence[str]) -> str:
     counts = {name: _category_count(values) for name, values in table.items() if _category_count(values)}
     text = Columns(**{**asdict(guess), "categories": counts}).to_yaml()
     return (
-        f"{path}: say which columns hold what; here is a guess from their names, to check and save as "
-        f"{beside(path)}\n\n{text}"
+        f"{path}: no file says which columns hold what; check this guess and save it as {columns_path(path)}\n\n{text}"
     )
 
 
 def _category_count(values: npt.NDArray[Any]) -> int:
-    """How many categories a column seems to hold, 0 where it looks continuous."""
+    """Guess the number of categories of a column; 0: continuous."""
     known = values[np.isfinite(values)]
     if values.ndim != 1 or not len(known) or (known != np.rint(known)).any() or known.min() < 0:
         return 0
     return int(known.max()) + 1 if known.max() < _MAX_CATEGORIES else 0
 
 
-def save_table(dataset: Dataset, path: Path) -> None:
-    """Write one row a step and one for each final state; columns lie beside a CSV file, within a Parquet file."""
+def save_table(dataset: Dataset, path: str | Path) -> None:
+    """Write one row per step and one per final state; columns go to a YAML file (CSV) or into the file (Parquet)."""
+    path = Path(path)
     columns = _columns_of(dataset)
     parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*columns.labels, *columns.numeric)}
     for index, episode in enumerate(dataset):
         steps = len(episode)
         rows = {columns.episode: np.full(steps + 1, index), columns.order: np.arange(steps + 1)}
         rows |= dict(zip(columns.observations, episode.observations.T, strict=True))
-        open_end = np.full((1, dataset.action_dim), np.nan, np.float32)
-        rows |= dict(zip(columns.actions, np.concatenate([episode.actions, open_end]).T, strict=True))
+        no_action = np.full((1, dataset.action_dim), np.nan, np.float32)
+        rows |= dict(zip(columns.actions, np.concatenate([episode.actions, no_action]).T, strict=True))
         if episode.rewards is not None:
             rows[columns.reward] = np.append(episode.rewards, np.float32(np.nan))
         if episode.goal is not None:
@@ -282,18 +289,18 @@ def save_table(dataset: Dataset, path: Path) -> None:
     if path.suffix == ".csv":
         with replacing(path) as temporary:
             _write_csv(arrays, temporary)
-            write_atomically(beside(path), columns.to_yaml().encode())
+            write_atomically(columns_path(path), columns.to_yaml().encode())
         return
     pyarrow, parquet = _pyarrow()
     stored = {**json.loads(description(dataset)), "columns": json.loads(json.dumps(asdict(columns)))}
-    nulls = {name: pyarrow.array(values, from_pandas=True) for name, values in arrays.items()}  # NaN: no value
+    nulls = {name: pyarrow.array(values, from_pandas=True) for name, values in arrays.items()}  # NaN becomes null
     table = pyarrow.table(nulls).replace_schema_metadata({_DESCRIPTION: json.dumps(stored).encode()})
     with replacing(path) as temporary:
         parquet.write_table(table, temporary)
 
 
 def _columns_of(dataset: Dataset) -> Columns:
-    """Columns to write a dataset with: its own names where they are plain and unique, else numbers."""
+    """Columns for a dataset, named after its dimensions if the names are unique, else numbered."""
     fixed = ["episode", "step", "reward", "terminal"]
     dimensions = (*dataset.observation_dimensions, *dataset.action_dimensions)
     names = [dimension.name.replace(" ", "_") for dimension in dimensions]
@@ -317,7 +324,7 @@ def _columns_of(dataset: Dataset) -> Columns:
 
 
 def _write_csv(arrays: Arrays, path: Path) -> None:
-    """Write columns; numbers in the fewest digits that give them back exactly, nothing for NaN."""
+    """Write a CSV file; numbers with the fewest digits that read back exactly, NaN as an empty cell."""
     columns = []
     for values in arrays.values():
         if values.dtype.kind == "f":

@@ -35,9 +35,10 @@ class _Captured:
     graph: torch.cuda.CUDAGraph
     given: Tensor  # [L + 1, E], prompts and seeds, on the device
     staged: Tensor  # the same in pinned host memory, so that copies are asynchronous
-    copied: torch.cuda.Event  # the staged values have reached the device
     map_embedding: Tensor | None
     plan: Plan
+    winner: Tensor  # [E, n] in pinned host memory
+    done: torch.cuda.Event  # the winner is there
 
 
 class CapturedSearch:
@@ -54,7 +55,7 @@ class CapturedSearch:
         self._graphs: dict[tuple[int, int], _Captured | None] = {}
 
     def __call__(self, prompts: Tensor, seeds: Tensor, map_embedding: Tensor | None = None) -> Plan:
-        """Plans for prompts [E, L] and seeds [E] on the host. The next call overwrites them."""
+        """Plans for prompts [E, L] and seeds [E] on the host. The next call overwrites all but the winners."""
         num_envs, length = prompts.shape
         shape = (1 << (num_envs - 1).bit_length(), length)
         if map_embedding is not None:  # padded with the first one, like the prompts below
@@ -66,7 +67,6 @@ class CapturedSearch:
         if captured is None:
             embedding = None if map_embedding is None else map_embedding[:num_envs]
             return self._search(prompts.to(self._device), seeds.to(self._device), embedding)
-        captured.copied.synchronize()
         staged = captured.staged.numpy()
         staged[:-1, :num_envs], staged[-1, :num_envs] = prompts.numpy().T, seeds.numpy()
         staged[:, num_envs:] = staged[:, :1]
@@ -74,8 +74,12 @@ class CapturedSearch:
         if captured.map_embedding is not None and map_embedding is not None:
             captured.map_embedding.copy_(map_embedding)
         captured.graph.replay()
-        captured.copied.record()
-        return Plan(captured.plan.tokens[:num_envs], captured.plan.scores[:num_envs])
+        captured.winner.copy_(captured.plan.best, non_blocking=True)
+        captured.done.record()
+        plan = captured.plan
+        tokens, scores = plan.tokens[:num_envs], plan.scores[:num_envs]  # while the device works
+        captured.done.synchronize()
+        return Plan(tokens, scores, captured.winner[:num_envs].clone())
 
     def _capture(self, shape: tuple[int, int], map_embedding: Tensor | None) -> _Captured | None:
         staged = torch.zeros(shape[1] + 1, shape[0], dtype=torch.long, pin_memory=True)
@@ -94,5 +98,5 @@ class CapturedSearch:
         except RuntimeError as error:
             log.warning("planning without a CUDA graph: %s", error)
             return None
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        return _Captured(graph, given, staged, copied, map_embedding, plan)
+        winner = torch.empty(plan.best.shape, dtype=torch.long, pin_memory=True)
+        return _Captured(graph, given, staged, map_embedding, plan, winner, torch.cuda.Event())  # type: ignore[no-untyped-call]

@@ -299,6 +299,7 @@ class FusedDecoder(StepwiseDecoder):
             temperature=sampler.temperature,
             dropped=-1.0 if nucleus is None or nucleus >= 1.0 else 1.0 - nucleus,
             middle=1.0 if sampler.middle is None else sampler.middle,
+            percentile=-1.0 if run.percentile is None else run.percentile,
         )
 
     def _unread(self) -> Tensor:

@@ -1,6 +1,6 @@
 """A training step as one CUDA graph, and the compiled engine that uses it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -10,9 +10,9 @@ from trajectory_transformer.config import TrainConfig
 from trajectory_transformer.gpu.planning.captured import no_garbage_collection
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import Batch
-from trajectory_transformer.training.engine import Outcome
+from trajectory_transformer.training.engine import EagerEngine, Outcome
 from trajectory_transformer.training.loss import weighted_loss
-from trajectory_transformer.training.optim import GRAD_CLIP, load_optimizer_state, make_optimizer, optimizer_state
+from trajectory_transformer.training.optim import make_optimizer
 from trajectory_transformer.training.parallel import World
 
 Compute = Callable[[Batch], Outcome]
@@ -71,17 +71,15 @@ class CapturedStep:
         return outcome
 
 
-class CompiledEngine:
-    """The model's own loss by torch.compile, with bfloat16 matmuls where the GPU has them.
+class CompiledEngine(EagerEngine):
+    """The eager engine with a loss by torch.compile, and bfloat16 matmuls where the GPU has them.
 
     A single process captures the whole step as a CUDA graph.
     """
 
     def __init__(self, model: TrajectoryModel, config: TrainConfig, world: World) -> None:
         """Train a model on a GPU."""
-        self._model = model
-        self._world = world
-        self._parameters = list(model.gpt.parameters())
+        super().__init__(model, config, world)
         self._optimizer = make_optimizer(model.gpt, config, capturable=True)
         bf16 = torch.cuda.is_bf16_supported()
 
@@ -99,21 +97,6 @@ class CompiledEngine:
             group["lr"].fill_(learning_rate)
         return self._take_step(batch)
 
-    def compute(self, batch: Batch) -> Outcome:
-        """Forward, backward and update."""
-        loss, by_token = self._loss(batch.tokens, batch.real, batch.maps)
-        for parameter, grad in zip(self._parameters, torch.autograd.grad(loss, self._parameters), strict=True):
-            parameter.grad = grad.contiguous()
-        self._world.average_gradients(self._parameters)
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, GRAD_CLIP)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        return Outcome(loss.detach(), by_token.detach(), norm)
-
-    def state(self) -> dict[str, Tensor]:
-        """State of the optimizer by name, to resume from."""
-        return optimizer_state(self._model.gpt, self._optimizer)
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore `state`."""
-        load_optimizer_state(self._model.gpt, self._optimizer, tensors)
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss, and the cross-entropy of each prediction [B, L']."""
+        return self._loss(batch.tokens, batch.real, batch.maps)

@@ -39,7 +39,7 @@ class PartArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("seeds", "worths")),
         *((name, ctypes.c_int) for name in ("number", "num_slots", "allow_stop", "top_k")),
-        *((name, ctypes.c_float) for name in ("temperature", "dropped", "middle")),
+        *((name, ctypes.c_float) for name in ("temperature", "dropped", "middle", "percentile")),
     )
 
 

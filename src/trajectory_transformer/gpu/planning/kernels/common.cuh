@@ -39,6 +39,7 @@ struct Part {
     int allow_stop, top_k;
     float temperature, dropped;      // dropped: 1 - nucleus, negative to keep all
     float middle;                    // share of the mass around the median, 1 to keep all
+    float percentile;                // of rewards and values; negative for the mean
 };
 
 // Slots for every candidate. Keys and values live in segments: the prompt (0), then blocks of at most one
@@ -49,7 +50,7 @@ struct Run {
     const float* position_embedding;
     const long long* offsets;       // [positions], where the embeddings of a position's slot begin
     const unsigned char* readable;  // [positions], whether later tokens may attend to it
-    const float* map_embedding;           // [E, WIDTH] added to every embedding, or null
+    const float* map_embedding;     // [E, WIDTH] added to every embedding, or null
     const Number* weights;          // of all layers, in the order they are read
     const float* vectors;           // per layer: norm, biases, norm, biases; then the last norm
     const Number* heads;            // [slots], each as wide as VOCABULARY_ROOM
@@ -173,11 +174,28 @@ __device__ void keep_middle(float mass, float (&own)[SHARE]) {
         if (before[i] + prob[i] <= first || before[i] >= last) own[i] = -INFINITY;
 }
 
-// The mean of a discretized scalar as `expected_value` in sampling.py: the stop token counts as zero.
-__device__ float expected_value(const float* logits, const float* values, float log_total, int lane) {
+// The mean or a percentile of a discretized scalar, as `predicted_value` in sampling.py; the stop token counts as zero.
+__device__ float predicted_value(const Part& part, const float* logits, const float* worths, float log_total, int lane) {
     float result = 0.0f;
-    for (int v = lane; v < VOCABULARY - 1; v += LANES) result += expf(logits[v] - log_total) * values[v];
-    return warp_sum(result);
+    if (part.percentile < 0.0f) {
+        for (int v = lane; v < VOCABULARY - 1; v += LANES) result += expf(logits[v] - log_total) * worths[v];
+        return warp_sum(result);
+    }
+    // The smallest value with at least this share of the mass at or below it.
+    float smallest = INFINITY, largest = -INFINITY;
+    for (int v = lane; v < VOCABULARY; v += LANES) {
+        const float own = v < VOCABULARY - 1 ? worths[v] : 0.0f;
+        float mass = 0.0f;
+        for (int other = 0; other < VOCABULARY; ++other) {
+            const float worth = other < VOCABULARY - 1 ? worths[other] : 0.0f;
+            mass += worth <= own ? expf(logits[other] - log_total) : 0.0f;
+        }
+        if (mass >= part.percentile) smallest = fminf(smallest, own);
+        largest = fmaxf(largest, own);
+    }
+    smallest = -warp_max(-smallest);
+    largest = warp_max(largest);
+    return smallest < INFINITY ? smallest : largest;
 }
 
 // Which part a slot belongs to, and where in it.
@@ -227,7 +245,7 @@ __device__ int draw(const Run& run, const float* logits, Noise noise, int env, i
     }
     const float highest = warp_max(best);
     token = warp_min(best == highest ? token : VOCABULARY);
-    const float worth = part.worths ? expected_value(logits, part.worths + place.index * (VOCABULARY - 1), log_total, lane) : 0.0f;
+    const float worth = part.worths ? predicted_value(part, logits, part.worths + place.index * (VOCABULARY - 1), log_total, lane) : 0.0f;
     if (lane == 0) {
         const Store& store = run.store;
         const long long row = (long long)env * run.candidates + candidate;
