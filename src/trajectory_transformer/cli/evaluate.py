@@ -101,7 +101,7 @@ class Evaluate:
                 self,
                 leave_out=("out", "trace", "video", "preset", "device", "num_envs"),
                 env=env_id,
-                env_options=options or None,
+                env_options=options if options or self.env_options is not None else None,
                 plan=planner.kind,
             ),
             device=device,

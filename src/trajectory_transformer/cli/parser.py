@@ -105,6 +105,7 @@ class CommandParser(ArgumentParser):
 def parse(name: str, command: type[Command], words: Sequence[str]) -> Command:
     """Read a command's flags into its dataclass; a value that it refuses is a ValueError."""
     parser = CommandParser(prog=f"tt {name}", description=command.__doc__, formatter_class=HelpFormatter)
+    parser.allow_abbrev = False  # an abbreviated --preset would be missed below
     parser.add_argument("--config", action="config", help="YAML file of settings; flags after it override it.")
     for field, text in command.positional.items():
         parser.add_argument(field, type=str | None, nargs="?", help=text)
@@ -151,15 +152,20 @@ def command_line(name: str, command: Command, *, leave_out: Sequence[str] = (), 
 
     `leave_out` names fields that do not belong in it, `replaced` gives values that were determined while it ran.
     """
-    words = ["tt", *name.split()]
     values = {field.name: getattr(command, field.name) for field in fields(command)} | replaced
-    words += [str(values[field]) for field in command.positional if values[field] is not None]
+    words = [str(values[field]) for field in command.positional if values[field] is not None]
+    return shlex.join(["tt", *name.split(), *words, *changed_flags(command, leave_out=leave_out, **replaced)])
+
+
+def changed_flags(command: Command, *, leave_out: Sequence[str] = (), **replaced: object) -> list[str]:
+    """Every flag of a command that is not at its default, each followed by its value."""
+    words = []
     for field in fields(command):
         if field.name in command.positional or field.name in leave_out:
             continue
         default = field.default_factory() if callable(field.default_factory) else field.default
-        words += _changed(field.name, values[field.name], default)
-    return shlex.join(words)
+        words += _changed(field.name, replaced.get(field.name, getattr(command, field.name)), default)
+    return words
 
 
 def _changed(name: str, value: object, default: object) -> list[str]:
@@ -215,7 +221,11 @@ _PLAIN = (
     (r" - Expected an? <class 'NoneType'>", " or null"),
     (r" or null, got Namespace\(.*\)", ""),  # a group within a group, whose own rule comes before
     (r"Group '([\w.]+)' does not accept option '([\w.]+)'", r"unknown setting \1.\2"),
-    (r"--([\w.]+): Problem with given class_path.*?(?:Option|option) '(\w+)' is not accepted.*", r"unknown setting \1.\2"),
+    (r"--([\w.]+): Problem with given class_path.*?Option '(\w+)' is not accepted.*", r"unknown setting \1.\2"),
+    (
+        r"--([\w.]+): Problem with given class_path.*? --(\w+): .*?Errors: - (.*?)(?: or null)? Given value.*",
+        r"--\1.\2: \3",
+    ),
     (r"Unable to load config ('.*?') - .*", r"expected a YAML file or a mapping, got \1"),
     (r"(?:Expected a dot import path string|Unexpected import path format): .*?(?= or null)", _MAPPING),
     (r"[Ee]xpected an? typing\.Literal\[(.*?)\]", r"expected one of \1"),
