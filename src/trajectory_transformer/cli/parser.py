@@ -226,6 +226,7 @@ _PLAIN = (
         r"--([\w.]+): Problem with given class_path.*? --(\w+): .*?Errors: - (.*?)(?: or null)? Given value.*",
         r"--\1.\2: \3",
     ),
+    (r"--[\w.]+: Unable to load config '.*?' - (?=--[\w.]+: (?!Unable))", ""),
     (r"Unable to load config ('.*?') - .*", r"expected a YAML file or a mapping, got \1"),
     (r"(?:Expected a dot import path string|Unexpected import path format): .*?(?= or null)", _MAPPING),
     (r"[Ee]xpected an? typing\.Literal\[(.*?)\]", r"expected one of \1"),
