@@ -103,7 +103,7 @@ def test_the_minigrid_demo_writes_its_result_and_report(tmp_path: Path, monkeypa
 
 
 def runs_and_walks(num_runs: int, num_walks: int, *, recorded: int) -> Dataset:
-    """From one start, action 0 runs (reward 1.5, a fall after 15 steps), action 1 walks (reward 1, `recorded` steps)."""
+    """From one start, action 0 runs (reward 1.5, falls after 15 steps), action 1 walks (reward 1, `recorded` steps)."""
 
     def episode(kind: float, steps: int, reward: float) -> Episode:
         states = np.full((steps + 1, 1), kind, np.float32)

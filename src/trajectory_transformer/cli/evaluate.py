@@ -144,4 +144,8 @@ def _counting(episodes: int) -> Iterator[Callable[[Episode], None]]:
             returns.append(episode.total_reward)
             bar.update(task, advance=1, mean=f"mean return {sum(returns) / len(returns):.4g}")
 
-        yield count
+        try:
+            yield count
+        except ValueError:
+            bar.live.transient = not returns  # the error alone is shown if nothing was played
+            raise

@@ -102,9 +102,9 @@ class CommandParser(ArgumentParser):
         return f"{text}; valid are {' '.join(sorted(names))}"
 
 
-def parse(name: str, command: type[Command], words: Sequence[str]) -> Command:
+def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Command:
     """Read a command's flags into its dataclass; a value that it refuses is a ValueError."""
-    parser = CommandParser(prog=f"tt {name}", description=command.__doc__, formatter_class=HelpFormatter)
+    parser = CommandParser(prog=f"tt {command_name}", description=command.__doc__, formatter_class=HelpFormatter)
     parser.allow_abbrev = False  # an abbreviated --preset would be missed below
     parser.add_argument("--config", action="config", help="YAML file of settings; flags after it override it.")
     for field, text in command.positional.items():
@@ -120,9 +120,9 @@ def parse(name: str, command: type[Command], words: Sequence[str]) -> Command:
         groups = {field.name for field in fields(command)} & set(_PRESET_GROUPS)
         parser.set_defaults({f"{group}.{key}": value for group in groups for key, value in _flat(chosen[group])})
     parsed = parser.parse_args(list(words))
-    for group in _groups(command):
-        if parsed.get(group) is None:
-            parser.error(f"--{group}: expected a mapping, got null; leave it out for the defaults")
+    for name in _groups(command):
+        if parsed.get(name) is None:
+            parser.error(f"--{name}: expected a mapping, got null; leave it out for the defaults")
     try:
         settings = parser.instantiate(parsed)
     except ValueError as error:
