@@ -12,30 +12,30 @@ from trajectory_transformer.model.trajectory_model import TrajectoryModel
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where the actor files are: they are too many to be part of the repository."""
+    """Add the option for the folder of policy files, which are too large for the repository."""
     default = Path(__file__).resolve().parents[2] / "shared" / "policies"
-    parser.addoption("--policies", type=Path, default=default, help="folder of actor files to collect data with")
+    parser.addoption("--policies", type=Path, default=default, help="folder of policy files to collect data with")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Say why a test for GPUs does not run here."""
+    """Skip GPU tests on machines without a GPU."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device, and torch finds none")
 
 
 @pytest.fixture(scope="session")
 def policies(pytestconfig: pytest.Config) -> Path:
-    """The folder of actor files; tests that need it are skipped where it is not."""
+    """The folder of policy files; tests that need it are skipped if it does not exist."""
     folder = pytestconfig.getoption("--policies")
     assert isinstance(folder, Path)
     if not folder.is_dir():
-        pytest.skip(f"needs actor files, and there is no folder {folder}: name it with --policies")
+        pytest.skip(f"needs policy files, and there is no folder {folder}: set it with --policies")
     return folder
 
 
 @pytest.fixture
 def rng() -> np.random.Generator:
-    """A fresh generator with a fixed seed."""
+    """A new generator with a fixed seed."""
     return np.random.default_rng(0)
 
 
@@ -56,9 +56,7 @@ def tiny_dataset(rng: np.random.Generator) -> Dataset:
 
 @pytest.fixture
 def tiny_model(tiny_dataset: Dataset) -> TrajectoryModel:
-    """An untrained model of the tiny dataset: 10 bins, 3 transitions, 2 layers, width 32; ready to plan."""
-    model = TrajectoryModel.create(
+    """An untrained model of the tiny dataset: 10 bins, 3 transitions, 2 layers, width 32."""
+    return TrajectoryModel.create(
         tiny_dataset, TokenConfig(num_bins=10), ModelConfig(window=3, num_layers=2, width=32), seed=0
     )
-    model.gpt.eval()
-    return model

@@ -1,4 +1,4 @@
-"""What benchmark scripts promise: memory, and a way to the paper's scores that may be cut off anywhere."""
+"""What benchmark scripts promise: memory limits, and scores of the paper from jobs that may be interrupted."""
 
 import itertools
 import json
@@ -18,15 +18,14 @@ from torch import Tensor
 from trajectory_transformer.config import SearchConfig
 from trajectory_transformer.data.episode import Dataset, save_npz
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.tokens.windows import encode_transitions
-from trajectory_transformer.training.train import Trainer
+from trajectory_transformer.training.engine import EagerEngine
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ten_million_transitions_are_tokenised_and_trained_on_in_two_gibibytes(tmp_path: Path) -> None:
+def test_ten_million_transitions_are_tokenized_and_trained_on_in_two_gibibytes(tmp_path: Path) -> None:
     out = tmp_path / "memory.json"
     subprocess.run([sys.executable, BENCHMARKS / "memory_mapped.py", "--out", out], check=True)
     metrics = json.loads(out.read_text())["metrics"]
@@ -36,12 +35,12 @@ def test_ten_million_transitions_are_tokenised_and_trained_on_in_two_gibibytes(t
 
 @pytest.fixture
 def paper(tmp_path: Path, policies: Path) -> Callable[..., tuple[int, Path]]:
-    """The script for scores of the paper at a small scale: exit code and work folder."""
+    """Run the script for scores of the paper at a small scale: exit code and work folder."""
     pytest.importorskip("mujoco")
     script = runpy.run_path(str(BENCHMARKS / "paper" / "run.py"))
     small = ["--scale", "0.0003", "--episodes", "3", "--at_once", "2", "--expert_episodes", "2", "--device", "cpu"]
     small += ["--model.width", "16", "--model.num_layers", "1", "--model.num_heads", "2", "--model.window", "3"]
-    small += ["--train.batch_size", "16", "--train.steps", "40", "--train.log_every", "10"]
+    small += ["--train.batch_size", "16", "--train.steps", "40"]
     small += ["--search.beam_width", "2", "--search.horizon", "1", "--search.context", "1", "--search.window", "2"]
 
     def run(name: str, *words: str) -> tuple[int, Path]:
@@ -52,7 +51,7 @@ def paper(tmp_path: Path, policies: Path) -> Callable[..., tuple[int, Path]]:
     return run
 
 
-def test_the_way_to_a_score_of_the_paper_goes_on_where_it_was_cut_off(
+def test_an_interrupted_job_for_a_score_of_the_paper_continues_to_the_same_result(
     paper: Callable[..., tuple[int, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, whole = paper("whole", "--discretizer", "uniform")
@@ -67,7 +66,7 @@ def test_the_way_to_a_score_of_the_paper_goes_on_where_it_was_cut_off(
     assert min(metrics[f"seconds_{stage}"] for stage in ("collect", "train", "evaluate")) > 0
     assert result["settings"]["train"]["tokens"]["discretizer"] == "uniform"
     assert result["settings"]["search"]["beam_width"] == 2
-    # Another search of the same model, its result in another file: nothing but the episodes is made again.
+    # Another search of the same model, with its own result file: only the episodes are played again.
     other = ["--out", str(whole / "other.json"), "--search.beam_width", "3", "--search.window", "null"]
     before = (whole / "run" / "weights.safetensors").stat().st_mtime_ns
     assert paper("whole", "--discretizer", "uniform", *other)[0] == 0
@@ -76,16 +75,16 @@ def test_the_way_to_a_score_of_the_paper_goes_on_where_it_was_cut_off(
     assert (whole / "run" / "weights.safetensors").stat().st_mtime_ns == before
     assert json.loads((whole / "result.json").read_text()) == result
 
-    # The same in pieces: data alone, half of the training, and all the rest on another machine, where no data is.
+    # The same in pieces: data alone, half of the training, and the rest in another folder without the data.
     assert paper("cut", "--discretizer", "uniform", "--until", "collect")[0] == 0
-    update = Trainer.update
+    update = EagerEngine.update
 
-    def slow_update(trainer: Trainer) -> Tensor:
+    def slow_update(engine: EagerEngine) -> Tensor:
         time.sleep(0.2)
-        return update(trainer)
+        return update(engine)
 
     with monkeypatch.context() as slow:
-        slow.setattr(Trainer, "update", slow_update)
+        slow.setattr(EagerEngine, "update", slow_update)
         code, cut = paper("cut", "--discretizer", "uniform", "--time_limit", "3")
     assert code == 75
     assert not (cut / "trained.json").exists()
@@ -97,19 +96,19 @@ def test_the_way_to_a_score_of_the_paper_goes_on_where_it_was_cut_off(
     assert json.loads((cut / "result.json").read_text())["returns"] == result["returns"]
 
 
-def test_the_way_to_a_score_refuses_flags_that_no_stage_has(paper: Callable[..., tuple[int, Path]]) -> None:
+def test_flags_that_no_stage_has_are_refused(paper: Callable[..., tuple[int, Path]]) -> None:
     with pytest.raises(SystemExit, match="--beam_width: not a flag"):
         paper("none", "--beam_width", "3")
 
 
-def test_plan_times_on_a_straight_line_are_no_distance_from_it() -> None:
+def test_plan_times_on_a_straight_line_have_distance_zero() -> None:
     distance = runpy.run_path(str(BENCHMARKS / "plan_latency.py"))["distance_from_line"]
     assert distance({5: 10.0, 10: 30.0, 15: 50.0, 20: 70.0}) == pytest.approx(0.0, abs=1e-12)
-    # 5, 10, 15 and 20 seconds but for one of 12: the line of least squares is 1 + 0.96 h by hand, 5.8 at 5.
+    # 5, 10, 15 and 20 seconds, except 12 instead of 10: the least-squares line is 1 + 0.96 h by hand, 5.8 at 5.
     assert distance({5: 5.0, 10: 12.0, 15: 15.0, 20: 20.0}) == pytest.approx(1 - 5 / 5.8, abs=1e-9)
 
 
-def test_loops_that_forget_plan_for_the_same_states_whatever_they_did_before() -> None:
+def test_forgetful_loops_plan_the_same_whatever_they_did_before() -> None:
     script = runpy.run_path(str(BENCHMARKS / "real_time.py"))
     model = script["make_model"]("hopper", 3, torch.device("cpu"))
     config = SearchConfig(beam_width=2, horizon=1, context=1)
@@ -122,7 +121,7 @@ def test_loops_that_forget_plan_for_the_same_states_whatever_they_did_before() -
     np.testing.assert_array_equal(first, second)
 
 
-def test_plans_of_one_precision_are_the_same_and_those_of_other_noise_are_not(
+def test_plans_with_equal_noise_are_equal_and_with_other_noise_differ(
     tiny_model: TrajectoryModel, tiny_dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = runpy.run_path(str(BENCHMARKS / "precision.py"))
@@ -138,6 +137,6 @@ def test_plans_of_one_precision_are_the_same_and_those_of_other_noise_are_not(
         assert metrics[f"other_noise_{name}"] < 1.0 and metrics[f"action_gap_other_noise_{name}"] > 0.0
     prompts = script["draw_prompts"](tiny_model, tiny_dataset, 1, 40)
     layout = tiny_model.layout
-    rows = [encode_transitions(each, tiny_model.discretizer, layout, tiny_model.tokens) for each in tiny_dataset]
+    rows = [tiny_model.tokenizer.encode(each) for each in tiny_dataset]
     pairs = {(*first, *second[layout.observation]) for row in rows for first, second in itertools.pairwise(row)}
     assert {tuple(prompt) for prompt in prompts} <= pairs

@@ -1,10 +1,11 @@
 """The `reference` preset reproduces the authors' released code, array by array.
 
-`golden/small.npz` was made by that code from small synthetic data and random weights; its `meta` is a JSON object of
-the sizes used. The tests replace those sizes in the preset and nothing else.
+`golden/small.npz` was made by that code from small synthetic data and random weights; its `meta` is a JSON object with
+the sizes. The tests replace these sizes in the preset and its conventions, and nothing else.
 """
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,26 +17,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trajectory_transformer.config import PRESETS, TokenConfig
+from tests.conventions import authors_conventions
+from trajectory_transformer.config import PRESETS
 from trajectory_transformer.data.episode import Dataset, Episode
-from trajectory_transformer.gpu.backends import DECODERS, make_decoder
 from trajectory_transformer.model.authors import gpt_from_authors
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.search.beam import likelihood_search
-from trajectory_transformer.search.sampling import expected_value, keep_nucleus
-from trajectory_transformer.tokens.discretizer import Discretizer
+from trajectory_transformer.search.cached import CachedDecoder
+from trajectory_transformer.search.decoder import Decoder, NaiveDecoder
+from trajectory_transformer.search.sampling import keep_nucleus, predicted_value
 from trajectory_transformer.tokens.layout import TokenLayout
-from trajectory_transformer.tokens.windows import (
-    Batch,
-    episode_columns,
-    fit_discretizer,
-    gather_windows,
-    layout_of,
-    loss_weights,
-    tokenize,
-)
+from trajectory_transformer.tokens.tokenizer import CONVENTIONS, Tokenizer, slot_values
+from trajectory_transformer.tokens.windows import Batch, gather_windows, loss_weights, tokenize
 
-Arrays = dict[str, npt.NDArray[Any]]  # by name, as the file's table of contents says
+Arrays = dict[str, npt.NDArray[Any]]  # by name
 
 
 @dataclass(frozen=True)
@@ -44,10 +39,8 @@ class Golden:
 
     arrays: Arrays
     meta: dict[str, float]
-    tokens: TokenConfig
     dataset: Dataset
-    layout: TokenLayout
-    discretizer: Discretizer
+    tokenizer: Tokenizer
     batch: Batch
     gpt: GPT
 
@@ -57,29 +50,25 @@ class Golden:
 
 
 @pytest.fixture(scope="module")
-def golden() -> Golden:
+def golden() -> Iterator[Golden]:
     with np.load(Path(__file__).parent / "golden" / "small.npz") as file:
         arrays = {name: file[name] for name in file.files}
     meta = json.loads(str(arrays["meta"]))
-    preset = PRESETS["reference"]
-    tokens = replace(preset.tokens, num_bins=meta["vocab_size"], max_episode_steps=meta["max_path_length"])
     dataset = read_dataset(arrays)
-    layout = layout_of(dataset, tokens)
-    discretizer = fit_discretizer(dataset, tokens)
-    return Golden(
-        arrays=arrays,
-        meta=meta,
-        tokens=tokens,
-        dataset=dataset,
-        layout=layout,
-        discretizer=discretizer,
-        batch=read_windows(arrays, dataset, discretizer, layout, tokens, meta["sequence_length"]),
-        gpt=read_model(arrays, layout, meta["n_head"]),
-    )
+    with authors_conventions(replace(CONVENTIONS[True], max_episode_steps=meta["max_path_length"])):
+        tokenizer = Tokenizer.fit(dataset, replace(PRESETS["reference"].tokens, num_bins=meta["vocab_size"]))
+        yield Golden(
+            arrays=arrays,
+            meta=meta,
+            dataset=dataset,
+            tokenizer=tokenizer,
+            batch=read_windows(arrays, dataset, tokenizer, meta["sequence_length"]),
+            gpt=read_model(arrays, tokenizer.layout, meta["n_head"]),
+        )
 
 
 def read_dataset(arrays: Arrays) -> Dataset:
-    """Cut the arrays into episodes. No final observation was recorded; the preset must not look at what fills it."""
+    """Split the arrays into episodes. Final states were not recorded; the preset must not read their placeholders."""
     ends = np.cumsum(arrays["lengths"].astype(np.int64))
     episodes = []
     for start, end in zip(ends - arrays["lengths"], ends, strict=True):
@@ -95,20 +84,13 @@ def read_dataset(arrays: Arrays) -> Dataset:
     return Dataset(tuple(episodes))
 
 
-def read_windows(
-    arrays: Arrays,
-    dataset: Dataset,
-    discretizer: Discretizer,
-    layout: TokenLayout,
-    tokens: TokenConfig,
-    window: int,
-) -> Batch:
-    """Gather the windows the file lists as (episode, first step, last step + 1)."""
+def read_windows(arrays: Arrays, dataset: Dataset, tokenizer: Tokenizer, window: int) -> Batch:
+    """Gather the windows that the file lists as (episode, first step, last step + 1)."""
     lengths = arrays["lengths"].astype(np.int64)
     first_window = np.cumsum(lengths) - lengths
     listed = arrays["window_index"].astype(np.int64)
     index = torch.from_numpy(first_window[listed[:, 0]] + listed[:, 1])
-    return gather_windows(tokenize(dataset, discretizer, layout, tokens), index, window, layout, tokens)
+    return gather_windows(tokenize(dataset, tokenizer), index, window, tokenizer)
 
 
 def read_model(arrays: Arrays, layout: TokenLayout, num_heads: int) -> GPT:
@@ -119,15 +101,13 @@ def read_model(arrays: Arrays, layout: TokenLayout, num_heads: int) -> GPT:
     return gpt_from_authors(weights, layout, num_heads).requires_grad_(False)
 
 
-def test_the_preset_holds_every_setting_of_the_file_that_is_not_a_size(golden: Golden) -> None:
+def test_the_preset_has_the_settings_of_the_file(golden: Golden) -> None:
     preset = PRESETS["reference"]
     assert preset.tokens.discount == golden.meta["discount"]
     assert preset.tokens.termination_penalty == golden.meta["termination_penalty"]
     assert preset.train.action_weight == golden.meta["action_weight"]
-    assert (golden.layout.observation_dim, golden.layout.action_dim) == (
-        golden.meta["observation_dim"],
-        golden.meta["action_dim"],
-    )
+    layout = golden.tokenizer.layout
+    assert (layout.observation_dim, layout.action_dim) == (golden.meta["observation_dim"], golden.meta["action_dim"])
 
 
 def test_the_sizes_read_from_the_weights_are_those_of_the_file(golden: Golden) -> None:
@@ -138,12 +118,12 @@ def test_the_sizes_read_from_the_weights_are_those_of_the_file(golden: Golden) -
 
 
 def test_values_equal(golden: Golden) -> None:
-    values = [episode_columns(episode, golden.tokens)[3][:, 0] for episode in golden.dataset]
+    values = [slot_values(episode, golden.tokenizer.config)[3][:, 0] for episode in golden.dataset]
     np.testing.assert_allclose(np.concatenate(values), golden.arrays["values"], rtol=1e-12, atol=1e-12)
 
 
 def test_thresholds_equal(golden: Golden) -> None:
-    edges = np.stack(golden.discretizer.edges, axis=1)
+    edges = np.stack(golden.tokenizer.discretizer.edges, axis=1)
     np.testing.assert_allclose(edges, golden.arrays["thresholds"], rtol=1e-12, atol=1e-12)
 
 
@@ -152,8 +132,8 @@ def test_window_tokens_targets_and_mask_equal(golden: Golden) -> None:
     np.testing.assert_array_equal(tokens[:, :-1], golden.arrays["X"])
     np.testing.assert_array_equal(tokens[:, 1:], golden.arrays["Y"])
     np.testing.assert_array_equal(real[:, :-1], golden.arrays["mask"])
-    # The windows reach past true ends and past time limits, or the comparison would show little.
-    assert (tokens == golden.discretizer.stop).any() and not real.all()
+    # The windows extend beyond terminations and time limits, otherwise the comparison would show little.
+    assert (tokens == golden.tokenizer.stop).any() and not real.all()
 
 
 def test_logits_equal(golden: Golden) -> None:
@@ -163,17 +143,17 @@ def test_logits_equal(golden: Golden) -> None:
 
 def test_loss_equals(golden: Golden) -> None:
     action_weight = PRESETS["reference"].train.action_weight
-    weights = loss_weights(golden.batch, golden.layout, golden.tokens, action_weight)
+    weights = loss_weights(golden.batch, golden.tokenizer, action_weight)
     logits = golden.gpt(golden.batch.tokens[:, :-1])
     targets = golden.batch.tokens[:, 1:]
     by_token = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(weights)
     assert float((by_token * weights).mean()) == pytest.approx(float(golden.arrays["loss"]), abs=5e-6)
 
 
-@pytest.mark.parametrize("name", sorted(DECODERS))
-def test_beam_search_finds_the_same_candidates(golden: Golden, name: str) -> None:
+@pytest.mark.parametrize("make_decoder", [NaiveDecoder, CachedDecoder])
+def test_beam_search_finds_the_same_candidates(golden: Golden, make_decoder: Callable[[GPT], Decoder]) -> None:
     plan = likelihood_search(
-        make_decoder(name, golden.gpt),
+        make_decoder(golden.gpt),
         golden.tensor("beam_prefix")[None],
         num_tokens=int(golden.meta["beam_steps"]),
         beam_width=int(golden.meta["beam_width"]),
@@ -185,9 +165,9 @@ def test_beam_search_finds_the_same_candidates(golden: Golden, name: str) -> Non
 
 @pytest.mark.parametrize("name", ["reward", "value"])
 def test_expected_reward_and_value_equal(golden: Golden, name: str) -> None:
-    slot = golden.layout.reward if name == "reward" else golden.layout.value
+    slot = golden.tokenizer.layout.reward if name == "reward" else golden.tokenizer.layout.value
     logits = golden.gpt(golden.tensor("X"))[:, slot - 1]  # the position before a slot predicts it
-    expected = expected_value(logits.double(), torch.from_numpy(golden.discretizer.values[slot]))
+    expected = predicted_value(logits.double(), torch.from_numpy(golden.tokenizer.discretizer.values[slot]))
     np.testing.assert_allclose(expected.numpy(), golden.arrays[f"expected_{name}"], rtol=0, atol=3e-5)
 
 

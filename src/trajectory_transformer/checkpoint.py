@@ -1,6 +1,7 @@
-"""A checkpoint is a folder with `weights.safetensors` and `checkpoint.json`. Nothing in it is ever executed.
+"""Checkpoint folders: `weights.safetensors` and `checkpoint.json`. Loading one never executes code from it.
 
-Format 1 was written before version 0.1. It still loads: the functions at the end rename its settings.
+Files are written atomically (see `files`), so a reader never finds a part of a file. Format 1 was written before
+version 0.1; the functions at the end rename its settings.
 """
 
 import json
@@ -20,36 +21,39 @@ KIND = "trajectory-transformer"
 WEIGHTS = "weights.safetensors"
 DESCRIPTION = "checkpoint.json"
 
-Description = dict[str, dict[str, Any]]  # sections by name; each is checked by the dataclass it fills
+Description = dict[str, dict[str, Any]]  # sections by name; the dataclass built from a section checks it
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write named tensors as one safetensors file."""
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write named tensors and metadata to a safetensors file."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(path, to_safetensors(on_cpu, dict(metadata or {})))
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a safetensors file: tensors and metadata."""
+def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors and the metadata of a safetensors file."""
+    path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: the file is missing; a checkpoint folder needs {WEIGHTS} and {DESCRIPTION}")
     try:
         with safe_open(str(path), framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path}: not a whole safetensors file, was it truncated? ({error})") from error
+        raise ValueError(f"{path}: not a complete safetensors file; it may be truncated ({error})") from error
 
 
-def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], description: Mapping[str, object]) -> None:
-    """Write both files of a checkpoint."""
+def save_checkpoint(folder: str | Path, tensors: Mapping[str, Tensor], description: Mapping[str, object]) -> None:
+    """Write both files of a checkpoint; the folder is created if necessary."""
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, tensors)
     content = {"format": FORMAT, "kind": KIND, **description}
     write_atomically(folder / DESCRIPTION, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Description]:
-    """Read both files of a checkpoint; every error is a ValueError that names the file."""
+def load_checkpoint(folder: str | Path) -> tuple[dict[str, Tensor], Description]:
+    """Read both files of a checkpoint; raises a ValueError that names the file if one is missing or invalid."""
+    folder = Path(folder)
     path = folder / DESCRIPTION
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such checkpoint folder")
@@ -58,13 +62,13 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Description]:
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON, was it truncated? ({error})") from error
+        raise ValueError(f"{path}: not valid JSON; the file may be truncated ({error})") from error
     if not isinstance(description, dict) or description.get("kind") != KIND:
         raise ValueError(f"{path}: not the description of a {KIND} checkpoint")
     version = description.get("format")
     if not isinstance(version, int) or version > FORMAT:
         raise ValueError(
-            f"{path}: checkpoint format {version} is newer than {FORMAT}, the newest this version reads; upgrade {KIND}"
+            f"{path}: checkpoint format {version} is not supported, expected at most {FORMAT}; upgrade {KIND}"
         )
     tensors = read_tensors(folder / WEIGHTS)[0]
     if version < 2:

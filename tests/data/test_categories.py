@@ -10,9 +10,9 @@ from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig
 from trajectory_transformer.data.episode import Dataset, Dimension, Episode, load_npz, save_npz
 from trajectory_transformer.data.sources import load_dataset, save_dataset
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.planner import PlanningPolicy
+from trajectory_transformer.planner import Planner
 from trajectory_transformer.rollout import make_envs, rollout
-from trajectory_transformer.tokens.windows import fit_discretizer
+from trajectory_transformer.tokens.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -54,9 +54,8 @@ def test_a_loaded_model_plans_exact_categories_in_a_discrete_environment(cart_po
     model = TrajectoryModel.create(cart_poles, TokenConfig(num_bins=7), sizes, seed=0)
     model.save(tmp_path)
     loaded = TrajectoryModel.load(tmp_path)
-    action = loaded.layout.action
-    np.testing.assert_array_equal(loaded.discretizer.decode(np.array([[0], [1]]), action), [[0.0], [1.0]])
-    policy = PlanningPolicy(loaded, SearchConfig(beam_width=2, horizon=1))
+    np.testing.assert_array_equal(loaded.tokenizer.decode_action(np.array([[0], [1]])), [[0.0], [1.0]])
+    policy = Planner(loaded, search=SearchConfig(beam_width=2, horizon=1)).policy()
     episodes = rollout(make_envs("CartPole-v1", 2), policy, num_episodes=2, seed=0)
     assert {value for episode in episodes for value in episode.actions.ravel().tolist()} <= {0.0, 1.0}
 
@@ -70,7 +69,7 @@ def walks(rng: np.random.Generator) -> Dataset:
 
 
 def test_categories_of_observations_are_their_tokens(walks: Dataset) -> None:
-    discretizer = fit_discretizer(walks, TokenConfig(num_bins=30, rewards=False))
+    discretizer = Tokenizer.fit(walks, TokenConfig(num_bins=30, rewards=False)).discretizer
     every = np.arange(30.0)[:, None]  # categories that never occur included
     np.testing.assert_array_equal(discretizer.encode(every, slice(1, 2)), every)
     np.testing.assert_array_equal(discretizer.decode(np.arange(30)[:, None], slice(1, 2)), every)
@@ -78,7 +77,7 @@ def test_categories_of_observations_are_their_tokens(walks: Dataset) -> None:
 
 def test_observations_with_more_categories_than_bins_are_binned_as_numbers(walks: Dataset) -> None:
     tokens = TokenConfig(num_bins=3, rewards=False, discretizer="uniform")
-    discretizer = fit_discretizer(walks, tokens)
+    discretizer = Tokenizer.fit(walks, tokens).discretizer
     np.testing.assert_array_equal(discretizer.encode(np.array([[0.0], [4.0], [29.0]]), slice(1, 2))[:, 0], [0, 0, 2])
 
 

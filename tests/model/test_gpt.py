@@ -1,4 +1,4 @@
-"""The GPT's contract: who reads whom, which embedding and which head serve a token."""
+"""The GPT: what attends to what, and which embedding and which head belong to a token."""
 
 import math
 
@@ -17,7 +17,7 @@ LAYOUTS = [TokenLayout(goal, 2, 1, rewards) for goal in (0, 1, 2) for rewards in
 
 
 def random_gpt(layout: TokenLayout, *, seed: int = 0) -> GPT:
-    """A model in evaluation mode whose weights, positions included, are large enough to matter."""
+    """A model in evaluation mode with large random weights."""
     generator = torch.Generator().manual_seed(seed)
     gpt = GPT(layout, NUM_BINS, CONFIG)
     with torch.no_grad():
@@ -27,13 +27,13 @@ def random_gpt(layout: TokenLayout, *, seed: int = 0) -> GPT:
 
 
 def random_tokens(gpt: GPT, batch: int = 4) -> Tensor:
-    """Sequences as long as the window, some stop tokens among them."""
+    """Sequences as long as the window, with some stop tokens."""
     generator = torch.Generator().manual_seed(1)
     return torch.randint(NUM_BINS + 1, (batch, gpt.max_tokens), generator=generator)
 
 
 def change_by_prediction(gpt: GPT, tokens: Tensor, position: int) -> dict[int, float]:
-    """How much another token at a position changes the prediction of each position (keys) that has one."""
+    """How much a different token at a position changes the prediction of each position (keys) that has one."""
     changed = tokens.clone()
     changed[:, position] = (tokens[:, position] + 1) % NUM_BINS
     difference = (gpt(changed) - gpt(tokens)).abs().amax(dim=(0, 2)).tolist()
@@ -42,7 +42,7 @@ def change_by_prediction(gpt: GPT, tokens: Tensor, position: int) -> dict[int, f
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_position_after_the_goals_first_is_predicted_once(layout: TokenLayout) -> None:
+def test_every_position_after_the_first_goal_token_is_predicted_once(layout: TokenLayout) -> None:
     gpt = random_gpt(layout)
     for length in (max(layout.goal_dim, 1), layout.length(1), gpt.max_tokens):
         logits = gpt(random_tokens(gpt)[:, :length])
@@ -52,22 +52,22 @@ def test_every_position_after_the_goals_first_is_predicted_once(layout: TokenLay
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout.rewards])
 def test_no_token_attends_to_a_value_token(layout: TokenLayout) -> None:
     gpt = random_gpt(layout)
-    values = [position for position in range(gpt.max_tokens) if layout.is_value(position)]
+    values = [position for position, kept in enumerate(layout.readable(0, gpt.max_tokens)) if not kept]
     assert values == [layout.goal_dim + 4, layout.goal_dim + 9]
     for position in values:
         change = change_by_prediction(gpt, random_tokens(gpt), position)
-        # It reaches the very next prediction through the residual stream of its own position, and nothing else.
+        # It reaches the next prediction through the residual stream of its own position, and nothing else.
         assert change.pop(position + 1) > 1e-3
         assert max(change.values()) == 0.0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_token_changes_later_predictions_only_and_all_of_them(layout: TokenLayout) -> None:
+def test_a_token_changes_all_later_predictions_and_no_earlier_ones(layout: TokenLayout) -> None:
     gpt = random_gpt(layout)
     for position in range(gpt.max_tokens):
         change = change_by_prediction(gpt, random_tokens(gpt), position)
         assert all(amount == 0.0 for predicted, amount in change.items() if predicted <= position)
-        if not layout.is_value(position):
+        if layout.readable(position, position + 1) == [True]:
             assert all(amount > 1e-6 for predicted, amount in change.items() if predicted > position)
 
 
@@ -119,7 +119,7 @@ def test_each_slot_is_predicted_by_its_own_head(layout: TokenLayout) -> None:
         assert logits[0, index].tolist() == expected
 
 
-def test_the_initial_loss_is_near_that_of_guessing() -> None:
+def test_the_initial_loss_is_near_that_of_uniform_predictions() -> None:
     layout = TokenLayout(0, 3, 2, rewards=True)
     torch.manual_seed(0)
     gpt = GPT(layout, 100, ModelConfig(window=4, num_layers=2, width=64)).eval()
@@ -129,7 +129,7 @@ def test_the_initial_loss_is_near_that_of_guessing() -> None:
     assert math.log(101) < float(loss) < math.log(101) + 0.6
 
 
-def test_dropout_is_for_training_only() -> None:
+def test_dropout_is_active_in_training_mode_only() -> None:
     torch.manual_seed(0)
     gpt = GPT(LAYOUTS[0], NUM_BINS, CONFIG)
     tokens = random_tokens(gpt)
@@ -139,6 +139,6 @@ def test_dropout_is_for_training_only() -> None:
 
 def test_a_sequence_longer_than_the_window_does_not_fit() -> None:
     gpt = random_gpt(LAYOUTS[0])
-    assert gpt.max_tokens == 3 * 5 - 1  # the last token of a window is predicted, never read
+    assert gpt.max_tokens == 3 * 5 - 1  # the last token of a window is predicted but never read
     with pytest.raises(AssertionError, match="15 tokens do not fit the 14"):
         gpt(torch.zeros(1, 15, dtype=torch.long))

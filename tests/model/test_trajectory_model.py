@@ -1,4 +1,4 @@
-"""A model complete in its folder: equal after loading, refused when its parts do not fit."""
+"""Checkpoint folders of models: equal after loading, and refused if their parts do not match."""
 
 import json
 from collections.abc import Callable
@@ -27,25 +27,38 @@ def test_a_saved_model_loads_with_equal_logits(tiny_model: TrajectoryModel, tmp_
 
 def test_a_saved_model_loads_with_an_equal_discretizer_and_settings(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    # Dimensions with all their bins, with few, and with none but a constant.
+    # A continuous dimension, one with few distinct values, and a constant.
     states = np.stack([rng.normal(size=31), rng.integers(3, size=31), np.full(31, 0.1)], axis=1).astype(np.float32)
     episode = Episode(states, rng.normal(size=(30, 1)).astype(np.float32), np.ones(30, np.float32), terminated=True)
-    tokens = TokenConfig(num_bins=10, goal_dims=(2, 0), termination_penalty=-100.0, max_episode_steps=50)
+    tokens = TokenConfig(num_bins=10, goal_dims=(2, 0), termination_penalty=-100.0, authors_conventions=True)
     dataset = Dataset((episode,), {"env_id": "x", "seed": 1, "noise": 0.5, "note": None})
     model = TrajectoryModel.create(dataset, tokens, ModelConfig(window=2, num_layers=1, width=8), seed=0)
     model.save(tmp_path)
     loaded = TrajectoryModel.load(tmp_path)
-    assert loaded.tokens == tokens
+    assert loaded.tokenizer.config == tokens
     assert loaded.layout == model.layout and loaded.layout.goal_dim == 2
     assert loaded.gpt.config == model.gpt.config
     assert loaded.metadata == {"env_id": "x", "seed": 1, "noise": 0.5, "note": None}
-    assert len(loaded.discretizer.edges) == len(model.discretizer.edges) == 6
-    for found, expected in zip(loaded.discretizer.edges, model.discretizer.edges, strict=True):
+    bins, expected_bins = loaded.tokenizer.discretizer, model.tokenizer.discretizer
+    assert len(bins.edges) == len(expected_bins.edges) == 6
+    for found, expected in zip(bins.edges, expected_bins.edges, strict=True):
         np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(loaded.discretizer.values, model.discretizer.values)
+    np.testing.assert_array_equal(bins.values, expected_bins.values)
 
 
-def test_the_seed_alone_makes_the_initial_weights(tiny_dataset: Dataset) -> None:
+def test_a_folder_may_be_given_as_a_string(tiny_model: TrajectoryModel, tmp_path: Path) -> None:
+    tiny_model.save(f"{tmp_path}/model")
+    loaded = TrajectoryModel.load(f"{tmp_path}/model")
+    assert torch.equal(loaded.gpt.heads, tiny_model.gpt.heads)
+
+
+def test_bin_values_are_those_of_the_discretizer(tiny_model: TrajectoryModel) -> None:
+    values = tiny_model.bin_values()
+    assert values.shape == (tiny_model.layout.size, 10) and values.dtype == torch.float32
+    np.testing.assert_array_equal(values.numpy(), tiny_model.tokenizer.discretizer.values.astype(np.float32))
+
+
+def test_the_initial_weights_depend_on_the_seed_only(tiny_dataset: Dataset) -> None:
     def weights(seed: int) -> torch.Tensor:
         model = TrajectoryModel.create(
             tiny_dataset, TokenConfig(num_bins=5), ModelConfig(window=1, num_layers=1, width=8), seed=seed
@@ -54,35 +67,35 @@ def test_the_seed_alone_makes_the_initial_weights(tiny_dataset: Dataset) -> None
 
     state = torch.get_rng_state()
     first = weights(3)
-    assert torch.equal(torch.get_rng_state(), state)  # nobody else's randomness is touched
+    assert torch.equal(torch.get_rng_state(), state)  # the global generator is untouched
     torch.manual_seed(99)
     assert torch.equal(weights(3), first)
     assert not torch.equal(weights(4), first)
 
 
 def test_a_new_model_gives_the_same_logits_twice(tiny_dataset: Dataset) -> None:
-    # Dropout is for training: a model fresh from `create` may be planned with at once.
+    # Dropout is for training: a new model can plan at once.
     model = TrajectoryModel.create(tiny_dataset, TokenConfig(), ModelConfig(window=2, num_layers=1, width=32), seed=0)
     tokens = torch.arange(10)[None]
     assert torch.equal(model.gpt(tokens), model.gpt(tokens))
 
 
 def edit(folder: Path, section: str, key: str, value: object) -> None:
-    """Change one setting of a checkpoint's description."""
+    """Change one setting in the description of a checkpoint."""
     description = json.loads((folder / DESCRIPTION).read_text())
     description[section][key] = value
     (folder / DESCRIPTION).write_text(json.dumps(description))
 
 
 def drop(folder: Path, section: str) -> None:
-    """Leave a section out of a checkpoint's description."""
+    """Remove a section from the description of a checkpoint."""
     description = json.loads((folder / DESCRIPTION).read_text())
     del description[section]
     (folder / DESCRIPTION).write_text(json.dumps(description))
 
 
 def replace_tensor(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
-    """Change one tensor of a checkpoint, or leave it out."""
+    """Change or remove one tensor of a checkpoint."""
     tensors: dict[str, Any] = read_tensors(folder / WEIGHTS)[0]
     changed = change(tensors.pop(name))
     if changed is not None:
@@ -91,7 +104,7 @@ def replace_tensor(folder: Path, name: str, change: Callable[[torch.Tensor], tor
 
 
 @pytest.mark.parametrize(
-    "break_it",
+    "damage",
     [
         lambda folder: edit(folder, "model", "width", 64),
         lambda folder: edit(folder, "model", "num_layers", 3),
@@ -131,13 +144,13 @@ def replace_tensor(folder: Path, name: str, change: Callable[[torch.Tensor], tor
         "fewer-bins",
     ],
 )
-def test_parts_that_do_not_fit_are_refused_by_name(
-    tiny_model: TrajectoryModel, tmp_path: Path, break_it: Callable[[Path], None]
+def test_parts_that_do_not_match_are_refused_by_name(
+    tiny_model: TrajectoryModel, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     folder = tmp_path / "broken-model"
     tiny_model.save(folder)
-    break_it(folder)
-    with pytest.raises(ValueError, match="broken-model: weights and description do not fit each other"):
+    damage(folder)
+    with pytest.raises(ValueError, match="broken-model: weights and description do not match"):
         TrajectoryModel.load(folder)
 
 

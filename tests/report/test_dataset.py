@@ -93,7 +93,7 @@ def test_actions_at_their_limits_are_noted(tmp_path: Path, capsys: pytest.Captur
         episode = Episode(observations, actions[:, first:].astype(np.float32), None, terminated=False)
         save_npz(Dataset((episode,)), tmp_path / "x.npz")
         assert main(["data", "show", str(tmp_path / "x.npz"), "--tokens.rewards", "false"]) == 0
-        assert ("--search.action_middle 0.4" in capsys.readouterr().out) == said
+        assert ("--search.action.middle 0.4" in capsys.readouterr().out) == said
 
 
 def test_data_show_and_train_print_the_advice(

@@ -1,4 +1,4 @@
-"""Beam search on a table small enough to search by hand, then on both decoders of a tiny GPT."""
+"""Likelihood search and medians: exhaustively on small Markov chains, then with both decoders of a tiny GPT."""
 
 import itertools
 from dataclasses import replace
@@ -10,16 +10,16 @@ from hypothesis import assume, given
 from torch import Tensor
 
 from trajectory_transformer.config import ModelConfig
-from trajectory_transformer.gpu.backends import DECODERS, make_decoder
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.search.beam import Plan, likelihood_search, median_continuation
-from trajectory_transformer.search.decoder import Candidates, Run
+from trajectory_transformer.search.cached import CachedDecoder
+from trajectory_transformer.search.decoder import Candidates, NaiveDecoder, Run
 from trajectory_transformer.tokens.layout import TokenLayout
 
 
 class TableDecoder:
-    """A Markov chain: the next token's logits are a row of a table, chosen by the step and the last token."""
+    """A Markov chain: the logits of the next token are a row of a table, chosen by the step and the last token."""
 
     def __init__(self, table: Tensor) -> None:
         """Decode with a table [steps, V + 1, V + 1]."""
@@ -52,12 +52,16 @@ class TableDecoder:
         self.last = self.last.gather(1, parents)
 
     def extend(self, *runs: Run) -> None:
-        """Not needed: this search asks for one token at a time."""
+        """Not needed: these searches add one token at a time."""
+        raise NotImplementedError
+
+    def keep(self, scores: Tensor, width: int, *, distinct: bool) -> Tensor:
+        """Not needed: these searches rank sequences themselves."""
         raise NotImplementedError
 
 
 def random_table(steps: int, vocabulary: int, seed: int) -> Tensor:
-    """Logits of a random chain; it changes at every step, so no two sequences are equally likely."""
+    """Logits of a random chain that changes at every step, so that no two sequences are equally likely."""
     generator = torch.Generator().manual_seed(seed)
     return 2 * torch.randn(steps, vocabulary, vocabulary, generator=generator, dtype=torch.float64)
 
@@ -100,8 +104,8 @@ def test_width_one_is_greedy(seed: int) -> None:
     assert plan.best.tolist() == [greedy]
 
 
-def test_a_wider_beam_finds_what_greed_misses() -> None:
-    # From 0 the likelier first step, to 1, leads nowhere in particular; the other, to 2, leads to a sure thing.
+def test_a_wider_beam_finds_what_a_greedy_search_misses() -> None:
+    # From 0, the more likely step to 1 is followed by a uniform one; the other, to 2, by a certain one.
     table = torch.tensor([[0.0, 0.6, 0.4], [1 / 3, 1 / 3, 1 / 3], [0.0, 0.0, 1.0]]).log().expand(2, 3, 3)
     assert search(table, [0], 2, beam_width=1).best[0, 0] == 1
     plan = search(table, [0], 2, beam_width=2)
@@ -111,7 +115,7 @@ def test_a_wider_beam_finds_what_greed_misses() -> None:
 
 @pytest.mark.parametrize("beam_width", [1, 2, 7, 30])
 @pytest.mark.parametrize("seed", range(3))
-def test_scores_fall_and_are_the_log_probabilities_of_their_tokens(beam_width: int, seed: int) -> None:
+def test_scores_decrease_and_are_the_log_probabilities_of_the_tokens(beam_width: int, seed: int) -> None:
     table = random_table(4, 5, seed)
     plan = search(table, [2, 4], 4, beam_width)
     assert plan.tokens.shape == (2, beam_width, 4) and plan.scores.shape == (2, beam_width)
@@ -125,9 +129,9 @@ def test_scores_fall_and_are_the_log_probabilities_of_their_tokens(beam_width: i
 
 @pytest.mark.parametrize("beam_width", [1, 3, 200])
 @pytest.mark.parametrize("min_tokens", [0, 1, 2, 3])
-def test_no_stop_token_comes_before_its_time(min_tokens: int, beam_width: int) -> None:
+def test_the_first_tokens_are_never_stop_tokens(min_tokens: int, beam_width: int) -> None:
     table = random_table(3, 5, seed=0)
-    table[:, :, -1] += 10.0  # stopping is far likelier than anything else
+    table[:, :, -1] += 10.0  # stop tokens are far more likely than all others
     plan = search(table, [0], 3, beam_width, min_tokens)
     assert (plan.tokens[..., :min_tokens] != 4).all()
     assert plan.best[0, min_tokens:].tolist() == [4] * (3 - min_tokens)
@@ -147,7 +151,7 @@ def test_forbidding_stop_tokens_does_not_change_the_scores_of_others() -> None:
     torch.testing.assert_close(plan.scores[0], expected.double(), rtol=0, atol=1e-6)
 
 
-def test_environments_are_searched_apart() -> None:
+def test_environments_are_searched_independently() -> None:
     table = random_table(5, 6, seed=2)
     together = search(table, [0, 3, 5], 5, beam_width=4)
     for env, start in enumerate([0, 3, 5]):
@@ -157,7 +161,7 @@ def test_environments_are_searched_apart() -> None:
 
 
 def random_gpt(layout: TokenLayout, seed: int) -> GPT:
-    """A tiny model with strong opinions, so that rounding does not decide between candidates."""
+    """A tiny model with large random weights, so that rounding does not decide between candidates."""
     generator = torch.Generator().manual_seed(seed)
     gpt = GPT(layout, 4, ModelConfig(window=3, num_layers=2, num_heads=2, width=16))
     with torch.no_grad():
@@ -175,29 +179,29 @@ def test_both_decoders_give_the_same_plan_batched_or_one_by_one(
     gpt = random_gpt(layout, seed)
     prompts = torch.randint(5, (3, layout.length(2) + 1), generator=torch.Generator().manual_seed(seed))
 
-    def plan(name: str, prompt: Tensor) -> Plan:
-        decoder = make_decoder(name, gpt, window)
+    def plan(kind: type[NaiveDecoder | CachedDecoder], prompt: Tensor) -> Plan:
+        decoder = kind(gpt, window)
         return likelihood_search(decoder, prompt, num_tokens=2 * layout.size + 1, beam_width=6, min_tokens=1)
 
-    expected = plan("naive", prompts)
-    for name in DECODERS:
-        together = plan(name, prompts)
+    expected = plan(NaiveDecoder, prompts)
+    for kind in (NaiveDecoder, CachedDecoder):
+        together = plan(kind, prompts)
         assert torch.equal(together.tokens, expected.tokens)
         torch.testing.assert_close(together.scores, expected.scores, rtol=0, atol=1e-10)
         for env in range(3):
-            alone = plan(name, prompts[env : env + 1])
+            alone = plan(kind, prompts[env : env + 1])
             assert torch.equal(alone.tokens[0], expected.tokens[env])
             torch.testing.assert_close(alone.scores[0], expected.scores[env], rtol=0, atol=1e-10)
 
 
 def median(table: Tensor, start: int) -> int:
-    """The median token after one, found by adding up."""
+    """The median token after another, from cumulative probabilities."""
     mass = 0.0
     for token, probability in enumerate(table[0, start].softmax(0).tolist()):
         mass += probability
         if mass >= 0.5:
             return token
-    raise AssertionError("probabilities add up to one")
+    raise AssertionError("probabilities sum to one")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -213,7 +217,7 @@ def test_a_median_has_half_of_the_mass_on_each_side(seed: int) -> None:
         assert plan.scores[env].item() == pytest.approx(log_prob(table, start, tuple(expected)), abs=1e-6)
 
 
-def test_a_median_may_be_the_stop_token_where_that_is_allowed() -> None:
+def test_a_median_is_the_stop_token_only_where_that_is_allowed() -> None:
     table = torch.tensor([0.1, 0.2, 0.1, 0.6]).log().expand(2, 4, 4)
     decoder, prompt = TableDecoder(table), torch.tensor([[0]])
     assert median_continuation(decoder, prompt, num_tokens=2).tokens.tolist() == [[[3, 3]]]
@@ -224,11 +228,11 @@ def test_a_median_may_be_the_stop_token_where_that_is_allowed() -> None:
     masses=st.lists(st.integers(1, 9), min_size=4, max_size=12),
     cuts=st.lists(st.booleans(), min_size=12, max_size=12),
 )
-def test_a_median_does_not_depend_on_how_bins_are_cut(masses: list[int], cuts: list[bool]) -> None:
-    # The same distribution in fine bins, and in bins made of one or several of them.
+def test_a_median_does_not_depend_on_the_size_of_bins(masses: list[int], cuts: list[bool]) -> None:
+    # The same distribution in fine bins, and in bins that join one or several of them.
     coarse_of = [sum(cuts[: index + 1]) - cuts[0] for index in range(len(masses))]
     coarse = [sum(m for m, bin_ in zip(masses, coarse_of, strict=True) if bin_ == b) for b in range(coarse_of[-1] + 1)]
-    assume(sum(masses) not in [2 * part for part in itertools.accumulate(masses)])  # or rounding decides which is half
+    assume(sum(masses) not in [2 * part for part in itertools.accumulate(masses)])  # otherwise rounding decides
 
     def found(parts: list[int]) -> int:
         logits = torch.tensor([*parts, 0.0], dtype=torch.float64).log()  # no mass on the stop token
@@ -245,18 +249,18 @@ def test_both_decoders_find_the_same_medians(window: int | None) -> None:
     gpt = random_gpt(layout, 0)
     prompts = torch.randint(5, (3, layout.length(2) + 1), generator=torch.Generator().manual_seed(0))
     naive, cached = (
-        median_continuation(make_decoder(name, gpt, window), prompts, num_tokens=2 * layout.size, min_tokens=1)
-        for name in ("naive", "cached")
+        median_continuation(kind(gpt, window), prompts, num_tokens=2 * layout.size, min_tokens=1)
+        for kind in (NaiveDecoder, CachedDecoder)
     )
     assert torch.equal(naive.tokens, cached.tokens)
     torch.testing.assert_close(naive.scores, cached.scores, rtol=0, atol=1e-10)
 
 
-def test_scores_of_a_plan_are_the_models_log_probabilities(tiny_model: TrajectoryModel) -> None:
+def test_scores_of_a_plan_are_the_log_probabilities_of_the_model(tiny_model: TrajectoryModel) -> None:
     prompt = torch.tensor([[1, 2, 3]])
-    plan = likelihood_search(make_decoder("cached", tiny_model.gpt), prompt, num_tokens=5, beam_width=4)
+    plan = likelihood_search(CachedDecoder(tiny_model.gpt), prompt, num_tokens=5, beam_width=4)
     sequences = torch.cat([prompt.expand(4, -1), plan.tokens[0]], dim=1)
     with torch.no_grad():
-        log_probs = tiny_model.gpt(sequences[:, :-1]).log_softmax(dim=-1)[:, 2:]  # of the five tokens planned
+        log_probs = tiny_model.gpt(sequences[:, :-1]).log_softmax(dim=-1)[:, 2:]  # of the five planned tokens
     expected = log_probs.gather(2, plan.tokens[0][..., None]).sum(dim=(1, 2))
     torch.testing.assert_close(plan.scores[0], expected, rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Objectives by hand-computed values."""
+"""Objectives against values computed by hand."""
 
 from dataclasses import replace
 
@@ -18,13 +18,13 @@ CANDIDATES = Candidates(
 )
 
 
-def test_return_is_discounted_rewards_and_the_value_that_follows() -> None:
+def test_return_is_the_discounted_rewards_plus_the_value_that_follows() -> None:
     # 1 + 2/2 + 4/4 + 16/8 and 8/4 + 8/8
     assert discounted_return(0.5)(CANDIDATES).tolist() == [[5.0, 3.0]]
     assert discounted_return(1.0)(CANDIDATES).tolist() == [[23.0, 16.0]]
 
 
-def test_a_value_with_its_own_reward_stands_in_for_the_last_one() -> None:
+def test_a_value_that_includes_its_reward_replaces_the_last_reward() -> None:
     # 1 + 2/2 + 16/4 and 8/4
     assert discounted_return(0.5, value_includes_reward=True)(CANDIDATES).tolist() == [[6.0, 2.0]]
 

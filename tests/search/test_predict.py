@@ -1,4 +1,4 @@
-"""Open-loop prediction: given actions are taken, samples follow the data, the crop and the end are handled."""
+"""Open-loop prediction: recorded actions, samples like the data, sliding windows and predicted ends."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from trajectory_transformer.training.train import Trainer
 
 @pytest.fixture(scope="module")
 def counting() -> tuple[TrajectoryModel, Dataset]:
-    """A model of a counter: the state moves by the action, -1 or 1, on a ring of eight places."""
+    """A model of a counter modulo 8 to which the action adds -1 or 1."""
     rng = np.random.default_rng(0)
     episodes = []
     for _ in range(60):
@@ -25,7 +25,7 @@ def counting() -> tuple[TrajectoryModel, Dataset]:
     tokens = TokenConfig(num_bins=8, discretizer="uniform", rewards=False)
     size = ModelConfig(window=3, num_layers=1, num_heads=2, width=32, dropout=0.0)
     model = TrajectoryModel.create(dataset, tokens, size, seed=0)
-    data = tokenize(dataset, model.discretizer, model.layout, tokens)
+    data = tokenize(dataset, model.tokenizer)
     config = TrainConfig(steps=400, batch_size=64, learning_rate=1e-2, warmup_steps=10)
     for _ in Trainer(model, data, config).run():
         pass
@@ -35,7 +35,7 @@ def counting() -> tuple[TrajectoryModel, Dataset]:
 def test_recorded_actions_lead_to_the_recorded_states(counting: tuple[TrajectoryModel, Dataset]) -> None:
     model, dataset = counting
     episode = dataset.episodes[0]
-    # Twelve steps with a window of three transitions: the crop slides nine times.
+    # Twelve steps with a window of three transitions: the window slides nine times.
     prediction = predict(model, episode, start=5, horizon=12, num_samples=16, seed=0)
     assert prediction.observations.shape == (16, 12, 1)
     np.testing.assert_array_equal(prediction.actions, np.broadcast_to(episode.actions[5:17], (16, 12, 1)))
@@ -66,7 +66,7 @@ def test_futures_are_nan_after_a_predicted_end(tiny_model: TrajectoryModel, tiny
     with torch.no_grad():
         tiny_model.gpt.heads[0, -1] = 1.0
         tiny_model.gpt.norm.weight.zero_()
-        tiny_model.gpt.norm.bias.fill_(10.0)  # the first state slot says stop, whatever it reads
+        tiny_model.gpt.norm.bias.fill_(10.0)  # the first state slot always predicts the stop token
     prediction = predict(tiny_model, tiny_dataset.episodes[4], start=2, horizon=3, num_samples=4, seed=0)
     assert np.isnan(prediction.observations[..., 0]).all()
 
@@ -80,7 +80,7 @@ def test_futures_are_nan_after_a_predicted_end(tiny_model: TrajectoryModel, tiny
         ({"horizon": 8}, "7 recorded actions from step 2 on, got a horizon of 8"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused(
+def test_impossible_predictions_are_refused(
     tiny_model: TrajectoryModel, tiny_dataset: Dataset, changes: dict[str, int], message: str
 ) -> None:
     start, horizon = changes.get("start", 2), changes.get("horizon", 3)

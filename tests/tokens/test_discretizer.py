@@ -1,4 +1,4 @@
-"""Bins by hand, and what must hold for any data however ugly."""
+"""Bins by hand, and properties that hold for any data."""
 
 import math
 
@@ -19,7 +19,7 @@ from trajectory_transformer.tokens.discretizer import (
     uniform_edges,
 )
 
-# Ordinary numbers, atoms that repeat, magnitudes near both ends, subnormals, neighbours in floating point.
+# Ordinary numbers, repeated values, very large and very small magnitudes, subnormals, adjacent floats.
 numbers = st.one_of(
     st.floats(-1e3, 1e3),
     st.sampled_from([-100.0, 0.0, 0.1, 1.0, 1.0, math.nextafter(1.0, 2.0), math.nextafter(1.0, 0.0), -0.0]),
@@ -38,7 +38,7 @@ value_rules = st.sampled_from(sorted(BIN_VALUES))
 
 
 def fit(column: DoubleArray, num_bins: int, edges: str, bin_value: str) -> Discretizer:
-    """Discretise one dimension."""
+    """A discretizer of one dimension."""
     return Discretizer.fit([column], num_bins, edges=edges, bin_value=bin_value)
 
 
@@ -49,7 +49,7 @@ def tokens_of(discretizer: Discretizer, column: DoubleArray) -> list[int]:
 
 @settings(deadline=None)
 @given(column=columns, num_bins=bin_counts, edges=edge_rules)
-def test_edges_increase_and_are_at_most_one_more_than_the_bins(column: DoubleArray, num_bins: int, edges: str) -> None:
+def test_edges_increase_and_are_at_most_num_bins_plus_one(column: DoubleArray, num_bins: int, edges: str) -> None:
     found = EDGES[edges](column, num_bins)
     assert 1 <= len(found) <= num_bins + 1
     assert (np.diff(found) > 0).all()
@@ -60,9 +60,7 @@ def test_edges_increase_and_are_at_most_one_more_than_the_bins(column: DoubleArr
 @given(column=columns, num_bins=bin_counts, edges=edge_rules)
 @example(column=np.array([-0.1, 0.3, 0.2]), num_bins=3, edges="uniform")
 @example(column=np.array([0.1, 0.7000000000000001]), num_bins=1, edges="uniform")
-def test_every_value_of_the_data_lies_between_the_edges_of_its_bin(
-    column: DoubleArray, num_bins: int, edges: str
-) -> None:
+def test_every_value_lies_between_the_edges_of_its_bin(column: DoubleArray, num_bins: int, edges: str) -> None:
     found = EDGES[edges](column, num_bins)
     tokens = bins_of(column, found)
     assert (found[tokens] <= column).all()
@@ -71,7 +69,7 @@ def test_every_value_of_the_data_lies_between_the_edges_of_its_bin(
 
 @settings(deadline=None)
 @given(column=columns, probe=st.lists(numbers, max_size=20), num_bins=bin_counts, edges=edge_rules)
-def test_tokens_are_in_range_and_never_fall_as_values_rise(
+def test_tokens_are_in_range_and_monotonic_in_the_values(
     column: DoubleArray, probe: list[float], num_bins: int, edges: str
 ) -> None:
     discretizer = fit(column, num_bins, edges, "midpoint")
@@ -82,7 +80,9 @@ def test_tokens_are_in_range_and_never_fall_as_values_rise(
 
 @settings(deadline=None)
 @given(column=columns, num_bins=bin_counts, edges=edge_rules)
-def test_values_outside_the_data_fall_into_the_end_bins(column: DoubleArray, num_bins: int, edges: str) -> None:
+def test_values_outside_the_data_fall_into_the_first_or_last_bin(
+    column: DoubleArray, num_bins: int, edges: str
+) -> None:
     discretizer = fit(column, num_bins, edges, "midpoint")
     outside = np.array([column.min() - 1.0, -np.inf, column.max() + 1.0, np.inf])
     last = max(len(discretizer.edges[0]) - 2, 0)
@@ -105,8 +105,8 @@ def test_a_decoded_value_is_finite_and_between_the_edges_of_its_bin(
     assert (decoded <= bounds[np.minimum(tokens + 1, len(bounds) - 1)]).all()
 
 
-def test_means_of_values_far_from_the_middle_of_their_bin_stay_in_the_bin() -> None:
-    # Rounding must not carry the mean of equal values below the edge they sit on.
+def test_the_mean_of_a_bin_never_leaves_the_bin() -> None:
+    # Rounding must not move the mean of equal values below the edge that they lie on.
     rng = np.random.default_rng(0)
     for _ in range(200):
         low, width = rng.normal() * 10.0 ** rng.integers(-3, 3), rng.random() * 10.0 ** rng.integers(-3, 3)
@@ -119,7 +119,9 @@ def test_means_of_values_far_from_the_middle_of_their_bin_stay_in_the_bin() -> N
 
 @settings(deadline=None)
 @given(column=columns, num_bins=bin_counts, edges=edge_rules, bin_value=value_rules)
-def test_bins_past_the_last_decode_as_the_last(column: DoubleArray, num_bins: int, edges: str, bin_value: str) -> None:
+def test_unused_bins_decode_to_the_value_of_the_last_bin(
+    column: DoubleArray, num_bins: int, edges: str, bin_value: str
+) -> None:
     discretizer = fit(column, num_bins, edges, bin_value)
     assert discretizer.values.shape == (1, num_bins)
     last = max(len(discretizer.edges[0]) - 2, 0)
@@ -134,9 +136,7 @@ def test_quantile_bins_of_distinct_data_hold_equal_mass(num_bins: int, per_bin: 
 
 
 @given(num_bins=bin_counts, size=st.integers(1, 20), seed=st.integers(0, 100))
-def test_quantile_bins_tell_distinct_values_apart_where_there_are_bins_enough(
-    num_bins: int, size: int, seed: int
-) -> None:
+def test_quantile_bins_separate_distinct_values_if_there_are_enough_bins(num_bins: int, size: int, seed: int) -> None:
     column = np.random.default_rng(seed).normal(size=min(size, num_bins))
     tokens = bins_of(column, quantile_edges(column, num_bins))
     assert len(set(tokens.tolist())) == len(column)
@@ -145,16 +145,16 @@ def test_quantile_bins_tell_distinct_values_apart_where_there_are_bins_enough(
 @pytest.mark.parametrize(
     "column",
     [
-        np.array([0.0] * 90 + [1.0] * 10),  # fills a whole bin
-        np.array([0.0] * 999 + [1.0]),  # fills a tenth of one
+        np.array([0.0] * 90 + [1.0] * 10),  # ten in a hundred
+        np.array([0.0] * 999 + [1.0]),  # a tenth of a bin
         np.array([-1.0] + [0.0] * 98 + [1.0]),
         np.array([0.0] * 30 + [0.5] * 30 + [1.0] * 40),
     ],
     ids=["a-tenth", "one-in-a-thousand", "both-ends", "three-atoms"],
 )
 @pytest.mark.parametrize("edges", sorted(EDGES))
-def test_a_few_distinct_values_each_keep_a_bin_of_their_own(column: DoubleArray, edges: str) -> None:
-    # A reward of 1 on success and 0 otherwise is the commonest reward of all: a bin for both would lose it.
+def test_a_few_distinct_values_each_have_a_bin_of_their_own(column: DoubleArray, edges: str) -> None:
+    # A reward of 1 on success and 0 otherwise is very common; one bin for both would lose it.
     discretizer = fit(column, 10, edges, "mean")
     distinct = np.unique(column)
     tokens = tokens_of(discretizer, distinct)
@@ -163,7 +163,7 @@ def test_a_few_distinct_values_each_keep_a_bin_of_their_own(column: DoubleArray,
     np.testing.assert_allclose(decoded, distinct, rtol=1e-12, atol=1e-12)
 
 
-def test_quantile_edges_are_every_so_many_sorted_values_and_the_maximum() -> None:
+def test_quantile_edges_are_equally_spaced_sorted_values_and_the_maximum() -> None:
     column = np.array([5.0, 1.0, 3.0, 2.0, 4.0, 0.0])
     np.testing.assert_array_equal(quantile_edges(column, 3), [0.0, 2.0, 4.0, 5.0])
     np.testing.assert_array_equal(bins_of(column, quantile_edges(column, 3)), [2, 0, 1, 1, 2, 0])
@@ -173,7 +173,7 @@ def test_quantile_edges_are_every_so_many_sorted_values_and_the_maximum() -> Non
 @pytest.mark.parametrize(
     ("size", "expected"), [(9, [3, 3, 3]), (8, [3, 3, 2]), (7, [3, 3, 1]), (3, [1, 1, 1]), (2, [1, 1])]
 )
-def test_the_last_quantile_bin_holds_what_the_others_leave(size: int, expected: list[int]) -> None:
+def test_the_last_quantile_bin_holds_the_remainder(size: int, expected: list[int]) -> None:
     column = np.arange(float(size))
     assert np.bincount(bins_of(column, quantile_edges(column, 3))).tolist() == expected
 
@@ -184,7 +184,7 @@ def test_the_last_quantile_bin_holds_what_the_others_leave(size: int, expected: 
     num_bins=bin_counts,
     inner=st.lists(st.floats(0, 1), max_size=9),
 )
-def test_uniform_bins_have_equal_widths_between_the_extremes(
+def test_uniform_bins_have_equal_widths_between_minimum_and_maximum(
     low: float, width: float, num_bins: int, inner: list[float]
 ) -> None:
     column = np.array([low, low + width, *(low + width * share for share in inner)])
@@ -203,14 +203,14 @@ def test_uniform_bins_by_hand() -> None:
     np.testing.assert_array_equal(bins_of(values, edges), [0, 0, 0, 1, 2, 3, 3, 3])
 
 
-def test_a_bin_decodes_to_the_mean_of_its_data_or_to_its_middle() -> None:
+def test_a_bin_decodes_to_the_mean_of_its_data_or_to_its_midpoint() -> None:
     column = np.array([8.0, 0.0, 1.0])
     edges = np.array([0.0, 2.0, 4.0, 6.0, 8.0])
     np.testing.assert_array_equal(midpoints(column, edges), [1.0, 3.0, 5.0, 7.0])
-    np.testing.assert_array_equal(means(column, edges), [0.5, 3.0, 5.0, 8.0])  # empty bins keep their middle
+    np.testing.assert_array_equal(means(column, edges), [0.5, 3.0, 5.0, 8.0])  # empty bins decode to their midpoint
 
 
-def test_a_mean_far_from_zero_keeps_its_digits() -> None:
+def test_a_mean_far_from_zero_keeps_its_precision() -> None:
     column = 1e9 + np.array([0.0, 0.25, 0.75, 1.0])
     np.testing.assert_array_equal(means(column, np.array([1e9, 1e9 + 0.5, 1e9 + 1.0])) - 1e9, [0.125, 0.875])
 
@@ -223,7 +223,7 @@ def test_a_constant_dimension_decodes_to_its_constant(edges: str, bin_value: str
     assert discretizer.decode(np.array([[0]]), slice(0, 1)).item() == 0.3
 
 
-def test_dimensions_are_fitted_apart_and_asked_for_by_slice() -> None:
+def test_dimensions_are_fitted_independently_and_selected_by_slice() -> None:
     fitted = Discretizer.fit(
         [np.arange(4.0), np.arange(3.0) * 10, np.zeros(2)], 2, edges="uniform", bin_value="midpoint"
     )
@@ -235,19 +235,19 @@ def test_dimensions_are_fitted_apart_and_asked_for_by_slice() -> None:
     np.testing.assert_array_equal(fitted.decode(np.array([[1, 0], [0, 0]]), slice(1, 3)), [[15.0, 0.0], [5.0, 0.0]])
 
 
-def test_a_stop_token_decodes_to_nothing() -> None:
+def test_a_stop_token_decodes_to_nan() -> None:
     fitted = fit(np.arange(4.0), 2, "uniform", "midpoint")
     np.testing.assert_array_equal(fitted.decode(np.array([[fitted.stop], [1]]), slice(0, 1)), [[np.nan], [2.25]])
 
 
-def test_single_precision_values_fall_into_the_bins_of_their_exact_numbers() -> None:
+def test_float32_values_get_the_tokens_of_their_exact_float64_values() -> None:
     column = np.array([0.1, 0.2, 0.3], dtype=np.float32)
     discretizer = fit(column.astype(np.float64), 3, "quantile", "midpoint")
     direct = discretizer.encode(column[:, None], slice(0, 1))
     np.testing.assert_array_equal(direct[:, 0], tokens_of(discretizer, column.astype(np.float64)))
 
 
-def test_categories_are_tokens_and_decode_to_themselves_whatever_the_data_holds() -> None:
+def test_categories_are_their_own_tokens_and_values_for_any_data() -> None:
     columns = [np.array([2.0, 2.0, 0.0]), np.array([-1.0, 0.5, 1.0])]
     fitted = Discretizer.fit(columns, 5, edges="quantile", bin_value="mean", categories=(4, 0))
     categories = np.arange(4.0)[:, None]

@@ -1,4 +1,4 @@
-"""Tokens in mapped files: the batches of tokens in memory, a fair sample, and every way a folder can be broken."""
+"""Memory-mapped tokens: the same batches as tokens in memory, an unbiased sample, and broken folders."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,8 @@ import torch
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data.episode import Dataset, Dimension, Episode
 from trajectory_transformer.tokens.shards import Reservoir, build_shards, fit_stream, open_shards
-from trajectory_transformer.tokens.windows import fit_discretizer, gather_windows, layout_of, tokenize
+from trajectory_transformer.tokens.tokenizer import Tokenizer
+from trajectory_transformer.tokens.windows import gather_windows, tokenize
 
 CONFIG = TokenConfig(num_bins=10)
 
@@ -29,52 +30,52 @@ def folder(tiny_dataset: Dataset, tmp_path: Path) -> Path:
     [
         CONFIG,
         TokenConfig(num_bins=300, goal_dims=(2, 0), discretizer="uniform"),
-        TokenConfig(num_bins=5, rewards=False, final_observation=False, termination_penalty=-3.0),
+        TokenConfig(num_bins=5, rewards=False, authors_conventions=True, termination_penalty=-3.0),
     ],
 )
-def test_shards_give_the_batches_of_tokens_in_memory(
+def test_shards_give_the_same_batches_as_tokens_in_memory(
     tiny_dataset: Dataset, tmp_path: Path, config: TokenConfig
 ) -> None:
     build_shards(tmp_path / "shards", lambda: tiny_dataset, config)
     shards = open_shards(tmp_path / "shards")
-    layout, discretizer = layout_of(tiny_dataset, config), fit_discretizer(tiny_dataset, config)
-    assert shards.layout == layout and shards.tokens == config
-    np.testing.assert_array_equal(shards.discretizer.values, discretizer.values)
-    for ours, theirs in zip(shards.discretizer.edges, discretizer.edges, strict=True):
+    tokenizer = Tokenizer.fit(tiny_dataset, config)
+    assert shards.tokenizer.layout == tokenizer.layout and shards.tokenizer.config == config
+    np.testing.assert_array_equal(shards.tokenizer.discretizer.values, tokenizer.discretizer.values)
+    for ours, theirs in zip(shards.tokenizer.discretizer.edges, tokenizer.discretizer.edges, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    data = tokenize(tiny_dataset, discretizer, layout, config)
+    data = tokenize(tiny_dataset, tokenizer)
     assert shards.data.num_windows == data.num_windows
     index = torch.randperm(data.num_windows)
-    mapped, resident = (gather_windows(one, index, 4, layout, config) for one in (shards.data, data))
+    mapped, resident = (gather_windows(one, index, 4, tokenizer) for one in (shards.data, data))
     assert torch.equal(mapped.tokens, resident.tokens) and torch.equal(mapped.real, resident.real)
 
 
-def test_a_folder_says_what_it_was_made_from(folder: Path) -> None:
+def test_a_folder_stores_its_source_and_metadata(folder: Path) -> None:
     shards = open_shards(folder)
     assert (shards.source, shards.metadata) == ("tiny", {"env": "x"})
     assert sorted(path.name for path in folder.parent.iterdir()) == ["shards"]
 
 
-def test_writing_to_mapped_tokens_leaves_the_files_alone(folder: Path) -> None:
+def test_writing_to_mapped_tokens_does_not_change_the_files(folder: Path) -> None:
     before = (folder / "rows.bin").read_bytes()
     open_shards(folder).data.rows.zero_()
     assert (folder / "rows.bin").read_bytes() == before
 
 
 def test_episodes_are_read_one_at_a_time(tiny_dataset: Dataset, tmp_path: Path) -> None:
-    alive: list[int] = []
+    read_in_order: list[int] = []
 
     def read() -> Iterator[Episode]:
         for index, episode in enumerate(tiny_dataset):
-            alive.append(index)
+            read_in_order.append(index)
             yield replace(episode, terminated=False)
 
     build_shards(tmp_path / "shards", read, CONFIG)
-    assert alive == [0, *range(6), *range(6)]  # to see the sizes, to fit, to write
+    assert read_in_order == [0, *range(6), *range(6)]  # for the layout, to fit, to write
     assert not open_shards(tmp_path / "shards").data.terminated.any()
 
 
-def test_a_reservoir_keeps_everything_in_order_while_there_is_room(rng: np.random.Generator) -> None:
+def test_a_reservoir_keeps_all_rows_in_order_up_to_its_capacity(rng: np.random.Generator) -> None:
     rows = rng.normal(size=(10, 2))
     reservoir = Reservoir(10, 2, rng)
     for part in (rows[:4], rows[4:5], rows[5:]):
@@ -82,7 +83,7 @@ def test_a_reservoir_keeps_everything_in_order_while_there_is_room(rng: np.rando
     np.testing.assert_array_equal(np.stack(reservoir.columns(), axis=1), rows)
 
 
-def test_a_reservoir_samples_every_row_alike(rng: np.random.Generator) -> None:
+def test_a_reservoir_samples_every_row_with_equal_probability(rng: np.random.Generator) -> None:
     rows = np.arange(20.0)[:, None]
     counts = np.zeros(20)
     for _ in range(3000):
@@ -96,7 +97,7 @@ def test_a_reservoir_samples_every_row_alike(rng: np.random.Generator) -> None:
     assert (abs(counts - 750) < 100).all()
 
 
-def test_a_sampled_fit_is_close_to_the_exact_one_its_extremes_are_exact_and_it_repeats_itself(
+def test_a_sampled_fit_is_reproducible_close_to_the_exact_one_and_exact_at_the_extremes(
     rng: np.random.Generator,
 ) -> None:
     episodes = [
@@ -107,7 +108,7 @@ def test_a_sampled_fit_is_close_to_the_exact_one_its_extremes_are_exact_and_it_r
     ]
     for kind in ("quantile", "uniform"):
         config = TokenConfig(num_bins=10, rewards=False, discretizer=kind)
-        exact = fit_discretizer(Dataset(tuple(episodes)), config)
+        exact = Tokenizer.fit(Dataset(tuple(episodes)), config).discretizer
         sampled, again = (fit_stream(episodes, config, sample_values=9000, seed=1) for _ in range(2))
         for ours, twice, theirs in zip(sampled.edges, again.edges, exact.edges, strict=True):
             np.testing.assert_array_equal(ours, twice)
@@ -115,12 +116,12 @@ def test_a_sampled_fit_is_close_to_the_exact_one_its_extremes_are_exact_and_it_r
             np.testing.assert_allclose(ours, theirs, atol=0.12 if kind == "quantile" else 1e-12)
 
 
-def test_categories_of_a_stream_are_tokens_as_they_stand(tmp_path: Path) -> None:
-    # Of three categories the last never occurs: edges fitted to the numbers seen would not leave room for it.
+def test_categories_of_a_stream_are_their_own_tokens(tmp_path: Path) -> None:
+    # The last of three categories never occurs: edges fitted to the data would leave no bin for it.
     actions = np.array([[0.5, 0], [0.1, 1], [0.9, 1], [0.3, 0]], dtype=np.float32)
     episode = Episode(np.arange(10, dtype=np.float32).reshape(5, 2), actions, np.ones(4, np.float32), terminated=False)
     dataset = Dataset((episode,), action_dimensions=(Dimension("a"), Dimension("b", 3)))
-    exact = fit_discretizer(dataset, CONFIG)
+    exact = Tokenizer.fit(dataset, CONFIG).discretizer
     build_shards(
         tmp_path / "shards",
         lambda: dataset,
@@ -128,9 +129,9 @@ def test_categories_of_a_stream_are_tokens_as_they_stand(tmp_path: Path) -> None
         action_categories=[d.categories for d in dataset.action_dimensions],
     )
     shards = open_shards(tmp_path / "shards")
-    for ours, theirs in zip(shards.discretizer.edges, exact.edges, strict=True):
+    for ours, theirs in zip(shards.tokenizer.discretizer.edges, exact.edges, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_array_equal(shards.discretizer.edges[3], [0, 1, 2, 3])
+    np.testing.assert_array_equal(shards.tokenizer.discretizer.edges[3], [0, 1, 2, 3])
     np.testing.assert_array_equal(shards.data.rows[:4, 3], [0, 1, 1, 0])
 
 
@@ -153,8 +154,9 @@ def test_a_broken_folder_is_refused_by_name(folder: Path) -> None:
     for text, message in (
         ("{", "not valid JSON"),
         ("[]", "not the index of"),
-        (json.dumps({**index, "format": 2}), "shard format 2 is newer than 1"),
-        (json.dumps({"format": 1, "kind": index["kind"]}), "not the index of .*arrays"),
+        (json.dumps({**index, "format": 3}), "shard format 3 cannot be read by this version, which reads format 2"),
+        (json.dumps({**index, "format": 1}), "shard format 1 cannot be read .* remove the folder"),
+        (json.dumps({"format": 2, "kind": index["kind"]}), "not the index of .*arrays"),
     ):
         (folder / "index.json").write_text(text)
         with pytest.raises(ValueError, match=f"index.json: {message}"):
@@ -164,9 +166,9 @@ def test_a_broken_folder_is_refused_by_name(folder: Path) -> None:
         open_shards(folder)
 
 
-def test_streams_that_cannot_be_written_are_refused_and_leave_no_folder(tiny_dataset: Dataset, tmp_path: Path) -> None:
+def test_streams_that_cannot_be_written_leave_no_folder(tiny_dataset: Dataset, tmp_path: Path) -> None:
     wide = Episode(np.zeros((3, 5), np.float32), np.zeros((2, 2), np.float32), np.zeros(2, np.float32), True)
-    discretizer = fit_discretizer(tiny_dataset, CONFIG)
+    discretizer = Tokenizer.fit(tiny_dataset, CONFIG).discretizer
     with pytest.raises(ValueError, match="episode 6: every episode must have 3 observation and 2 action dimensions"):
         build_shards(tmp_path / "s", lambda: [*tiny_dataset, wide], CONFIG, discretizer=discretizer)
     with pytest.raises(ValueError, match="at least one episode, got none"):
@@ -183,12 +185,10 @@ def test_shards_hold_the_maps_of_episodes(tiny_dataset: Dataset, tmp_path: Path)
     dataset = Dataset(tuple(replace(episode, map=each) for episode, each in zip(tiny_dataset, maps, strict=True)))
     build_shards(tmp_path / "shards", lambda: dataset, CONFIG)
     shards = open_shards(tmp_path / "shards")
-    assert shards.layout.map_shape == (2, 3, 4)
+    assert shards.tokenizer.layout.map_shape == (2, 3, 4)
     index = torch.arange(shards.data.num_windows)
-    mapped = gather_windows(shards.data, index, 4, shards.layout, CONFIG)
-    resident = gather_windows(
-        tokenize(dataset, shards.discretizer, shards.layout, CONFIG), index, 4, shards.layout, CONFIG
-    )
+    mapped = gather_windows(shards.data, index, 4, shards.tokenizer)
+    resident = gather_windows(tokenize(dataset, shards.tokenizer), index, 4, shards.tokenizer)
     assert mapped.maps is not None and resident.maps is not None
     assert torch.equal(mapped.maps, resident.maps)
     mixed = (dataset.episodes[0], tiny_dataset.episodes[1])

@@ -1,4 +1,4 @@
-"""Episodes to token rows and windows: by hand, and against a plain loop over random datasets."""
+"""Tokenized datasets and training windows: by hand, and against a plain loop over random datasets."""
 
 from collections import Counter
 from dataclasses import replace
@@ -9,47 +9,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conventions import authors_conventions
+from tests.tokens.test_tokenizer import BY_HAND, DATASET, STOP
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data.episode import Dataset, Episode, returns_to_go
-from trajectory_transformer.tokens.discretizer import bins_of
+from trajectory_transformer.tokens.discretizer import Discretizer, bins_of
 from trajectory_transformer.tokens.layout import TokenLayout
-from trajectory_transformer.tokens.windows import (
-    Batch,
-    batch_indices,
-    encode_goals,
-    episode_columns,
-    fit_discretizer,
-    gather_windows,
-    layout_of,
-    loss_weights,
-    tokenize,
-)
+from trajectory_transformer.tokens.tokenizer import Conventions, Tokenizer
+from trajectory_transformer.tokens.windows import Batch, batch_indices, gather_windows, loss_weights, tokenize
 
-STOP = 4
-BY_HAND = TokenConfig(num_bins=4, discretizer="uniform", goal_dims=(0,), discount=0.5)
+AUTHORS = replace(BY_HAND, authors_conventions=True)
 
 
-def column(*values: float) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """One dimension over time."""
-    return np.array(values, dtype=np.float32)[:, None]
+def windows_by_hand(config: TokenConfig, window: int = 3) -> tuple[Batch, Tokenizer]:
+    """All three windows of the dataset."""
+    tokenizer = Tokenizer.fit(DATASET, config)
+    data = tokenize(DATASET, tokenizer)
+    return gather_windows(data, torch.arange(data.num_windows), window, tokenizer), tokenizer
 
 
-# Observations 0, 1, 2, 3 are bins 0, 1, 2, 3; actions 0 and 1 are bins 0 and 3; rewards 0, 1 and 2 are bins 0, 2, 3.
-# The values of the first episode are 2 and 0, bins 3 and 0; that of the second is 0, bin 0.
-FINISHED = Episode(column(0, 1, 3), column(0, 1), np.array([1, 2], np.float32), terminated=True)
-CUT_SHORT = Episode(column(2, 1), column(1), np.array([0], np.float32), terminated=False)
-DATASET = Dataset((FINISHED, CUT_SHORT))
-
-
-def windows_by_hand(config: TokenConfig, window: int = 3) -> tuple[Batch, TokenLayout]:
-    """All three windows of the dataset above."""
-    layout = layout_of(DATASET, config)
-    data = tokenize(DATASET, fit_discretizer(DATASET, config), layout, config)
-    return gather_windows(data, torch.arange(data.num_windows), window, layout, config), layout
-
-
-def test_an_episode_becomes_rows_its_final_state_followed_by_stop_tokens() -> None:
-    data = tokenize(DATASET, fit_discretizer(DATASET, BY_HAND), layout_of(DATASET, BY_HAND), BY_HAND)
+def test_a_tokenized_dataset_holds_the_rows_of_all_episodes() -> None:
+    data = tokenize(DATASET, Tokenizer.fit(DATASET, BY_HAND))
     assert data.rows.tolist() == [
         [0, 0, 2, 3],
         [1, 3, 3, 0],
@@ -63,27 +43,18 @@ def test_an_episode_becomes_rows_its_final_state_followed_by_stop_tokens() -> No
     assert data.num_rows.tolist() == [3, 2]
     assert data.terminated.tolist() == [True, False]
     assert data.num_windows == 3
+    assert data.end_window.tolist() == [2, 3]
 
 
-def test_without_final_states_an_episode_has_a_row_for_every_action() -> None:
-    config = replace(BY_HAND, final_observation=False, goal_dims=())
-    data = tokenize(DATASET, fit_discretizer(DATASET, config), layout_of(DATASET, config), config)
-    assert data.rows.tolist() == [[0, 0, 2, 3], [2, 3, 3, 0], [3, 3, 0, 0]]  # the states seen are 0, 1 and 2
+def test_without_final_states_a_tokenized_dataset_has_one_row_per_action() -> None:
+    with authors_conventions(Conventions(final_observation=False)):
+        data = tokenize(DATASET, Tokenizer.fit(DATASET, replace(AUTHORS, goal_dims=())))
+    assert data.rows.tolist() == [[0, 0, 2, 3], [2, 3, 3, 0], [3, 3, 0, 0]]  # the observed states are 0, 1 and 2
     assert data.goals.shape == (2, 0)
     assert data.num_rows.tolist() == [2, 1]
 
 
-def test_without_rewards_a_row_ends_with_the_action() -> None:
-    data = tokenize(
-        Dataset((replace(FINISHED, rewards=None),)),
-        fit_discretizer(DATASET, replace(BY_HAND, rewards=False)),
-        TokenLayout(1, 1, 1, rewards=False),
-        replace(BY_HAND, rewards=False),
-    )
-    assert data.rows.tolist() == [[0, 0], [1, 3], [3, STOP]]
-
-
-def test_windows_carry_the_goal_and_are_filled_up_with_stop_tokens() -> None:
+def test_windows_start_with_the_goal_and_are_padded_with_stop_tokens() -> None:
     batch, _ = windows_by_hand(BY_HAND)
     assert batch.tokens.tolist() == [
         [3, 0, 0, 2, 3, 1, 3, 3, 0, 3, STOP, STOP, STOP],
@@ -92,12 +63,12 @@ def test_windows_carry_the_goal_and_are_filled_up_with_stop_tokens() -> None:
     ]
 
 
-def test_stop_tokens_are_real_after_a_true_end_only() -> None:
+def test_stop_tokens_are_real_after_a_termination_only() -> None:
     batch, _ = windows_by_hand(BY_HAND)
     assert batch.real.int().tolist() == [
         [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
         [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
-        [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0],  # the state after the last action was seen, nothing after it
+        [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0],  # the state after the last action was observed, nothing after it
     ]
 
 
@@ -106,16 +77,20 @@ def test_stop_tokens_are_real_after_a_true_end_only() -> None:
     [
         (4, [1, 1, 1, 1], [1, 1, 1, 1]),
         (3, [1, 1, 1, 1], [0, 0, 0, 0]),
-        (2, [1, 0, 0, 0], [0, 0, 0, 0]),  # a final state was recorded, so it is real whatever the limit
+        (2, [1, 0, 0, 0], [0, 0, 0, 0]),  # a final state was recorded, so it is real whatever the limit is
     ],
 )
-def test_stop_tokens_are_real_up_to_the_longest_episode_only(limit: int, first: list[int], second: list[int]) -> None:
-    batch, _ = windows_by_hand(replace(BY_HAND, max_episode_steps=limit))
+def test_stop_tokens_are_real_up_to_the_last_step_of_an_episode(
+    limit: int, first: list[int], second: list[int]
+) -> None:
+    with authors_conventions(Conventions(max_episode_steps=limit)):
+        batch, _ = windows_by_hand(AUTHORS)
     assert batch.real[1].int().tolist() == [1, 1, 1, 1, 1, *first, *second]  # steps 1, 2 and 3
 
 
-def test_without_final_states_stop_tokens_follow_the_last_action_at_once() -> None:
-    batch, _ = windows_by_hand(replace(BY_HAND, final_observation=False, goal_dims=()), window=2)
+def test_without_final_states_stop_tokens_follow_the_last_action() -> None:
+    with authors_conventions(Conventions(final_observation=False)):
+        batch, _ = windows_by_hand(replace(AUTHORS, goal_dims=()), window=2)
     assert batch.tokens.tolist() == [
         [0, 0, 2, 3, 2, 3, 3, 0],
         [2, 3, 3, 0, STOP, STOP, STOP, STOP],
@@ -125,9 +100,9 @@ def test_without_final_states_stop_tokens_follow_the_last_action_at_once() -> No
 
 
 def test_loss_weights_count_real_targets_and_never_the_goal() -> None:
-    batch, layout = windows_by_hand(BY_HAND)
-    weights = loss_weights(batch, layout, BY_HAND, action_weight=5.0)
-    # Target by target: s a r v, three times. The goal is the first input and no target.
+    batch, tokenizer = windows_by_hand(BY_HAND)
+    weights = loss_weights(batch, tokenizer, action_weight=5.0)
+    # One column per target: s a r v, three times. The goal is the first input and never a target.
     assert weights.tolist() == [
         [1, 5, 1, 1, 1, 5, 1, 1, 1, 5, 1, 1],
         [1, 5, 1, 1, 1, 5, 1, 1, 1, 5, 1, 1],
@@ -136,93 +111,56 @@ def test_loss_weights_count_real_targets_and_never_the_goal() -> None:
 
 
 def test_loss_weights_may_count_real_inputs_instead() -> None:
-    config = replace(BY_HAND, loss_mask="input")
-    batch, layout = windows_by_hand(config)
-    weights = loss_weights(batch, layout, config, action_weight=5.0)
-    # The prediction after the last real token counts, though what it should predict is unknown.
+    with authors_conventions(Conventions(loss_mask="input")):
+        batch, tokenizer = windows_by_hand(AUTHORS)
+        weights = loss_weights(batch, tokenizer, action_weight=5.0)
+    # The prediction after the last real token counts, although its target is unknown.
     assert weights[2].tolist() == [1, 5, 1, 1, 1, 5, 0, 0, 0, 0, 0, 0]
 
 
+def tokenizer_of(layout: TokenLayout) -> Tokenizer:
+    """A tokenizer for functions that read no bins."""
+    return Tokenizer(layout, Discretizer((), np.zeros((0, 1))), TokenConfig())
+
+
 def test_loss_weights_of_a_goal_of_several_tokens_are_zero() -> None:
-    layout = TokenLayout(3, 1, 1, rewards=False)
     batch = Batch(tokens=torch.zeros(1, 7, dtype=torch.long), real=torch.ones(1, 7, dtype=torch.bool))
-    weights = loss_weights(batch, layout, TokenConfig(), action_weight=2.0)
+    weights = loss_weights(batch, tokenizer_of(TokenLayout(3, 1, 1, rewards=False)), action_weight=2.0)
     assert weights.tolist() == [[0, 0, 1, 2, 1, 2]]
 
 
 def test_loss_weights_without_a_goal_leave_out_the_first_token() -> None:
-    layout = TokenLayout(0, 1, 1, rewards=True)
     batch = Batch(tokens=torch.zeros(1, 8, dtype=torch.long), real=torch.ones(1, 8, dtype=torch.bool))
-    assert loss_weights(batch, layout, TokenConfig(), 3.0).tolist() == [[3, 1, 1, 1, 3, 1, 1]]
-
-
-def test_a_termination_penalty_replaces_the_last_reward_of_a_true_end_only() -> None:
-    config = TokenConfig(termination_penalty=-100.0, discount=0.5)
-    finished, cut_short = episode_columns(FINISHED, config), episode_columns(CUT_SHORT, config)
-    np.testing.assert_array_equal(finished[2][:, 0], [1.0, -100.0])
-    np.testing.assert_array_equal(finished[3][:, 0], [-100.0, 0.0])
-    np.testing.assert_array_equal(cut_short[2][:, 0], [0.0])
-    assert FINISHED.rewards is not None and FINISHED.rewards.tolist() == [1.0, 2.0]  # the recording is left alone
-
-
-def test_a_value_may_include_the_reward_of_its_step() -> None:
-    config = TokenConfig(value_includes_reward=True, discount=0.5)
-    np.testing.assert_array_equal(episode_columns(FINISHED, config)[3][:, 0], [2.0, 2.0])
-
-
-def test_what_only_the_recording_ended_may_be_taken_to_go_on_as_before() -> None:
-    config = TokenConfig(truncated="continue", discount=0.75)
-    steady = Episode(column(0, 1, 2, 3), column(0, 0, 0), np.full(3, 2.0, np.float32), terminated=False)
-    np.testing.assert_allclose(episode_columns(steady, config)[3][:, 0], [8.0, 8.0, 8.0])  # 2 + 2 * 0.75 + ...
-    rising = replace(steady, rewards=np.array([1, 2, 3], np.float32))  # 8 after the last, 3 + 0.75 * 8 before it
-    np.testing.assert_allclose(episode_columns(rising, config)[3][:, 0], [2 + 0.75 * 9, 9, 8])
-    own = replace(config, value_includes_reward=True)
-    np.testing.assert_allclose(episode_columns(rising, own)[3][:, 0], [1 + 0.75 * 8.75, 8.75, 9])
-    ended = replace(rising, terminated=True)
-    np.testing.assert_array_equal(episode_columns(ended, config)[3][:, 0], [2 + 0.75 * 3, 3, 0])
-
-
-def test_goals_share_the_bins_of_the_dimensions_they_stand_for(tiny_dataset: Dataset) -> None:
-    config = TokenConfig(num_bins=10, goal_dims=(2, 0))
-    discretizer = fit_discretizer(tiny_dataset, config)
-    goals = tiny_dataset.episodes[0].observations[:, [2, 0]]
-    as_observations = discretizer.encode(tiny_dataset.episodes[0].observations, slice(0, 3))
-    np.testing.assert_array_equal(encode_goals(goals, discretizer, config), as_observations[:, [2, 0]])
-
-
-def test_layouts_that_the_data_cannot_fill_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"goal_dims must lie below the 1 observation dimensions, got \(1,\)"):
-        layout_of(DATASET, TokenConfig(goal_dims=(1,)))
-    with pytest.raises(ValueError, match="tokens.rewards needs recorded rewards, the dataset has none"):
-        layout_of(Dataset((replace(FINISHED, rewards=None),)), TokenConfig())
+    weights = loss_weights(batch, tokenizer_of(TokenLayout(0, 1, 1, rewards=True)), 3.0)
+    assert weights.tolist() == [[3, 1, 1, 1, 3, 1, 1]]
 
 
 @pytest.mark.parametrize(("num_bins", "dtype"), [(255, torch.uint8), (256, torch.int16), (1000, torch.int16)])
 def test_a_token_takes_one_byte_up_to_255_bins_and_two_beyond(num_bins: int, dtype: torch.dtype) -> None:
     config = replace(BY_HAND, num_bins=num_bins)
-    layout = layout_of(DATASET, config)
-    data = tokenize(DATASET, fit_discretizer(DATASET, config), layout, config)
+    tokenizer = Tokenizer.fit(DATASET, config)
+    data = tokenize(DATASET, tokenizer)
     assert data.rows.dtype == data.goals.dtype == dtype
     assert data.rows.max() == num_bins  # the stop token fits
     assert data.rows[:, 0].tolist() == [0, num_bins // 3, num_bins - 1, 2 * num_bins // 3, num_bins // 3]
-    batch = gather_windows(data, torch.tensor([2]), 2, layout, config)
+    batch = gather_windows(data, torch.tensor([2]), 2, tokenizer)
     assert batch.tokens.dtype == torch.long
     assert batch.tokens[0, -1] == num_bins
 
 
 def brute_force_window(
-    dataset: Dataset, config: TokenConfig, place: tuple[int, int], window: int
+    dataset: Dataset, tokenizer: Tokenizer, place: tuple[int, int], window: int
 ) -> tuple[list[int], list[bool]]:
-    """Tokens and `real` of the window at an episode's step, number by number."""
+    """Tokens and `real` of the window at a step of an episode, number by number."""
     episode_index, start = place
-    edges = fit_discretizer(dataset, config).edges
+    config, conventions, edges = tokenizer.config, tokenizer.conventions, tokenizer.discretizer.edges
     episode = dataset.episodes[episode_index]
     steps = len(episode)
     tokens = [int(bins_of(episode.observations[-1, dim], edges[dim])) for dim in config.goal_dims]
     real = [True for _ in config.goal_dims]
     for step in range(start, start + window):
         numbers: list[float | None] = []
-        if step < steps or (step == steps and config.final_observation):
+        if step < steps or (step == steps and conventions.final_observation):
             numbers += [float(number) for number in episode.observations[step]]
         else:
             numbers += [None] * dataset.observation_dim
@@ -237,7 +175,8 @@ def brute_force_window(
                 rewards[-1] = config.termination_penalty
             values = returns_to_go(np.array(rewards), config.discount)
             numbers += [rewards[step], float(values[step])] if step < steps else [None, None]
-        stop_is_real = episode.terminated and (config.max_episode_steps is None or step < config.max_episode_steps)
+        limit = conventions.max_episode_steps
+        stop_is_real = episode.terminated and (limit is None or step < limit)
         for slot, number in enumerate(numbers):
             tokens.append(config.num_bins if number is None else int(bins_of(np.array(number), edges[slot])))
             real.append(number is not None or stop_is_real)
@@ -281,19 +220,19 @@ def test_windows_equal_a_plain_loop_over_episodes(
     config = TokenConfig(
         num_bins=5,
         rewards=rewards,
-        final_observation=final,
         goal_dims=(dims[0] - 1,) if goal else (),
         termination_penalty=penalty,
-        max_episode_steps=limit,
+        authors_conventions=True,
     )
-    layout = layout_of(dataset, config)
-    data = tokenize(dataset, fit_discretizer(dataset, config), layout, config)
     places = [(index, step) for index, steps in enumerate(lengths) for step in range(steps)]
-    assert data.num_windows == len(places)
     order = rng.permutation(len(places))
-    batch = gather_windows(data, torch.from_numpy(order), window, layout, config)
-    for tokens, real, number in zip(batch.tokens.tolist(), batch.real.tolist(), order, strict=True):
-        assert (tokens, real) == brute_force_window(dataset, config, places[number], window)
+    with authors_conventions(Conventions(final_observation=final, max_episode_steps=limit)):
+        tokenizer = Tokenizer.fit(dataset, config)
+        data = tokenize(dataset, tokenizer)
+        assert data.num_windows == len(places)
+        batch = gather_windows(data, torch.from_numpy(order), window, tokenizer)
+        for tokens, real, number in zip(batch.tokens.tolist(), batch.real.tolist(), order, strict=True):
+            assert (tokens, real) == brute_force_window(dataset, tokenizer, places[number], window)
 
 
 def test_every_pass_of_batches_is_a_permutation_of_the_windows() -> None:

@@ -1,4 +1,8 @@
+"""Augmentation of agents on grids: transformed windows still follow the rules of their transformed maps."""
+
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -8,10 +12,12 @@ from trajectory_transformer.actors import parse_actor
 from trajectory_transformer.collect import WorkerPool, play_parts, split_by_share
 from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.episode import Dataset, Dimension
+from trajectory_transformer.gpu.backends import make_batch_maker, make_engine
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import Batch, gather_windows, tokenize
 from trajectory_transformer.training.augment import grid_augment
-from trajectory_transformer.training.train import Trainer
+from trajectory_transformer.training.parallel import World
+from trajectory_transformer.training.train import Trainer, batch_maker
 
 SIZE, WINDOW = 11, 14
 AHEAD = [(1, 0), (0, 1), (-1, 0), (0, -1)]  # x, y of each direction
@@ -19,7 +25,7 @@ AHEAD = [(1, 0), (0, 1), (-1, 0), (0, -1)]  # x, y of each direction
 
 @pytest.fixture(scope="module")
 def dataset() -> Dataset:
-    """Episodes of both policies on small maps."""
+    """Episodes of an expert and of a random policy on small maps."""
     actors = [parse_actor("expert eps=0.3"), parse_actor("random")]
     with WorkerPool(1) as pool:
         options = {"width": SIZE, "height": SIZE, "maxRoomSize": 5, "max_steps": WINDOW - 1}
@@ -35,13 +41,13 @@ def make_model(dataset: Dataset, **changes: int) -> TrajectoryModel:
 
 
 def whole_episodes(model: TrajectoryModel, dataset: Dataset) -> Batch:
-    """The window from the first step of every episode, long enough for all of it."""
-    data = tokenize(dataset, model.discretizer, model.layout, model.tokens)
-    return gather_windows(data, data.end_window - data.num_steps, WINDOW, model.layout, model.tokens)
+    """The window from the first step of every episode, which holds the whole episode."""
+    data = tokenize(dataset, model.tokenizer)
+    return gather_windows(data, data.end_window - data.num_steps, WINDOW, model.tokenizer)
 
 
 def replay(walls: np.ndarray, doors: np.ndarray, start: list[int], actions: list[int]) -> Iterator[list[int]]:
-    """States after each action, by MiniGrid's rules: an oracle apart from it."""
+    """States after each action by the rules of MiniGrid, implemented independently of it."""
     x, y, facing = start
     opened: set[tuple[int, int]] = set()
     for action in actions:
@@ -71,7 +77,7 @@ def test_recorded_windows_follow_their_maps(dataset: Dataset) -> None:
         assert follows_its_own_map(tokens, map, SIZE)
 
 
-def test_windows_seen_another_way_follow_the_maps_seen_that_way(dataset: Dataset) -> None:
+def test_augmented_windows_follow_their_augmented_maps(dataset: Dataset) -> None:
     model = make_model(dataset)
     batch = whole_episodes(model, dataset)
     assert batch.maps is not None
@@ -82,15 +88,15 @@ def test_windows_seen_another_way_follow_the_maps_seen_that_way(dataset: Dataset
         other = augment(batch, uniform)
         assert other.maps is not None
         assert torch.equal(other.real, batch.real)
-        assert torch.equal(other.tokens == SIZE, batch.tokens == SIZE), "stop tokens stay"
-        assert torch.equal(other.maps.sum(dim=(2, 3)), batch.maps.sum(dim=(2, 3))), "nothing is lost"
+        assert torch.equal(other.tokens == SIZE, batch.tokens == SIZE), "stop tokens are unchanged"
+        assert torch.equal(other.maps.sum(dim=(2, 3)), batch.maps.sum(dim=(2, 3))), "no cell is lost"
         for tokens, map in zip(other.tokens, other.maps, strict=True):
             assert follows_its_own_map(tokens, map, SIZE)
         seen.add(other.maps[0].numpy().tobytes())
-    assert len(seen) > 15, "the same map looks different nearly every time"
+    assert len(seen) > 15, "nearly all augmentations of a map differ"
 
 
-def test_a_window_may_stay_as_it_is(dataset: Dataset) -> None:
+def test_the_identity_is_one_of_the_augmentations(dataset: Dataset) -> None:
     model = make_model(dataset)
     batch = whole_episodes(model, dataset)
     assert batch.maps is not None
@@ -107,37 +113,42 @@ def test_a_window_may_stay_as_it_is(dataset: Dataset) -> None:
     assert torch.equal(same.maps, batch.maps)
 
 
-def test_batches_are_a_function_of_seed_and_step(dataset: Dataset) -> None:
+def test_augmented_batches_depend_on_seed_and_step_only(dataset: Dataset) -> None:
     model = make_model(dataset)
-    data = tokenize(dataset, model.discretizer, model.layout, model.tokens)
+    data = tokenize(dataset, model.tokenizer)
+
+    def tokens_of(config: TrainConfig, *, seed: int = 0, step: int = 2) -> torch.Tensor:
+        trainer = Trainer(model, data, config, seed=seed)
+        trainer.step = step
+        return batch_maker(model, data, config)(*trainer.draw()).tokens
+
     config = TrainConfig(steps=3, batch_size=8, augment="grid")
-    batches = []
-    for _ in range(2):
-        trainer = Trainer(model, data, config)
-        trainer.step = 2
-        batches.append(trainer.batch(*trainer.draw()))
-    assert torch.equal(batches[0].tokens, batches[1].tokens)
-    plain = Trainer(model, data, TrainConfig(steps=3, batch_size=8))
-    plain.step = 2
-    assert not torch.equal(plain.batch(*plain.draw()).tokens, batches[0].tokens)
+    tokens = tokens_of(config)
+    assert torch.equal(tokens_of(config), tokens)
+    for other in (tokens_of(config, seed=1), tokens_of(config, step=1), tokens_of(replace(config, augment="none"))):
+        assert not torch.equal(other, tokens)
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:TensorFloat32 tensor cores:UserWarning")
-def test_recorded_steps_see_every_batch_another_way(dataset: Dataset) -> None:
-    def losses_of(**changes: bool | str) -> list[float]:
+def test_augmented_batches_are_the_same_on_a_gpu(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    def losses_of(backend: Literal["auto", "eager", "compiled"]) -> list[float]:
         model = make_model(dataset)
-        data = tokenize(dataset, model.discretizer, model.layout, model.tokens).to(torch.device("cuda"))
+        data = tokenize(dataset, model.tokenizer).to(torch.device("cuda"))
         model.gpt.to("cuda")
-        config = TrainConfig(steps=9, batch_size=8, warmup_steps=2, log_every=1, augment="grid", **changes)  # type: ignore[arg-type]
-        return [metrics.loss for metrics in Trainer(model, data, config).run() if metrics]
+        config = TrainConfig(steps=9, batch_size=8, warmup_steps=2, augment="grid", backend=backend)
+        engine, make_batch = make_engine(model, config, World()), make_batch_maker(model, data, config)
+        trainer = Trainer(model, data, config, engine=engine, make_batch=make_batch, log_every=1)
+        return [metrics.loss for metrics in trainer.run() if metrics]
 
-    plain = losses_of(precision="float32", compile=False, graph=False)
-    assert losses_of(precision="float32", compile=False) == pytest.approx(plain, rel=1e-5)
-    assert losses_of() == losses_of(), "bit by bit"
+    assert losses_of("auto") == losses_of("auto"), "bit for bit"
+    eager = losses_of("eager")
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: False)
+    assert losses_of("compiled") == pytest.approx(eager, rel=1e-5), "captured as a CUDA graph"
 
 
-def test_what_is_no_agent_on_a_map_is_refused(dataset: Dataset, tiny_model: TrajectoryModel) -> None:
+def test_layouts_other_than_agents_on_a_grid_are_refused(dataset: Dataset, tiny_model: TrajectoryModel) -> None:
     with pytest.raises(ValueError, match="train.augment grid needs a goal of x and y"):
         grid_augment(tiny_model)
     with pytest.raises(

@@ -1,117 +1,67 @@
-"""Precision and compilation: what `auto` means, and that neither changes what is learned."""
-
-import json
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
+"""The training loss, against a plain loop over all predictions."""
 
 import pytest
 import torch
+from torch.nn import functional
 
-from trajectory_transformer.cli import main
-from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
-from trajectory_transformer.data.episode import Dataset, save_npz
+from trajectory_transformer.config import ModelConfig, TokenConfig
+from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.tokens.windows import tokenize
-from trajectory_transformer.training.loss import uses_bf16, uses_compile
-from trajectory_transformer.training.train import Trainer
+from trajectory_transformer.tokens.layout import TokenLayout
+from trajectory_transformer.tokens.windows import Batch, gather_windows, tokenize
+from trajectory_transformer.training.loss import losses_by_kind, weighted_loss
 
-CPU = torch.device("cpu")
-CONFIG = TrainConfig(steps=10, batch_size=8, log_every=1)
-
-
-@pytest.fixture
-def kernels_restored() -> Iterator[None]:
-    """A CPU without bf16 makes torch give up oneDNN for the whole process, and float32's last bits with it."""
-    with torch.backends.mkldnn.flags(enabled=torch.backends.mkldnn.enabled):
-        yield
+MODEL = ModelConfig(window=2, num_layers=1, num_heads=2, width=16, dropout=0.2)
 
 
-def trainer_of(dataset: Dataset, config: TrainConfig, device: torch.device = CPU) -> Trainer:
-    """A small run."""
-    sizes = ModelConfig(window=3, num_layers=1, num_heads=2, width=32, dropout=0.0)
-    model = TrajectoryModel.create(dataset, TokenConfig(num_bins=8), sizes, seed=0)
-    data = tokenize(dataset, model.discretizer, model.layout, model.tokens).to(device)
-    model.gpt.to(device)
-    return Trainer(model, data, config)
+def all_windows(model: TrajectoryModel, dataset: Dataset) -> Batch:
+    """All windows of a dataset as one batch."""
+    data = tokenize(dataset, model.tokenizer)
+    return gather_windows(data, torch.arange(data.num_windows), model.gpt.config.window, model.tokenizer)
 
 
-def losses_of(trainer: Trainer) -> list[float]:
-    """The loss of every step."""
-    return [metrics.loss for metrics in trainer.run() if metrics is not None]
+@pytest.mark.parametrize("goal_dims", [(), (1,), (2, 0)])
+def test_the_loss_is_the_weighted_mean_over_all_predictions_after_the_goal(
+    tiny_dataset: Dataset, goal_dims: tuple[int, ...]
+) -> None:
+    tokens = TokenConfig(num_bins=8, goal_dims=goal_dims)
+    model = TrajectoryModel.create(tiny_dataset, tokens, MODEL, seed=0)
+    model.gpt.requires_grad_(False)
+    layout = model.layout
+    batch = all_windows(model, tiny_dataset)
+    loss, by_token = weighted_loss(model, batch, action_weight=5.0)
+
+    first = max(layout.goal_dim, 1)
+    total, count = 0.0, 0
+    for row, real in zip(batch.tokens, batch.real, strict=True):
+        logits = model.gpt(row[None, :-1])[0]
+        for position in range(first, len(row)):
+            count += 1
+            slot = layout.slot(position)
+            weight = 5.0 if layout.action.start <= slot < layout.action.stop else 1.0
+            own = functional.cross_entropy(logits[position - first], row[position])
+            total += float(own) * weight * float(real[position])
+    assert by_token.numel() == count
+    assert float(loss) == pytest.approx(total / count, rel=1e-5)
 
 
-def test_auto_means_float32_uncompiled_on_a_cpu() -> None:
-    assert not uses_bf16(CONFIG, CPU) and not uses_compile(CONFIG, CPU)
-    assert uses_bf16(replace(CONFIG, precision="bf16"), CPU)
-    assert uses_compile(replace(CONFIG, compile=True), CPU)
-    assert not uses_compile(replace(CONFIG, compile=False), torch.device("cuda"))
-    assert not uses_bf16(replace(CONFIG, precision="float32"), torch.device("cuda"))
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # a CPU without bf16 instructions says so
-@pytest.mark.usefixtures("kernels_restored")
-def test_bf16_follows_float32_and_keeps_weights_in_float32(tiny_dataset: Dataset) -> None:
-    exact, low = (trainer_of(tiny_dataset, replace(CONFIG, precision=kind)) for kind in ("float32", "bf16"))
-    expected, found = losses_of(exact), losses_of(low)
-    assert found != expected
-    assert found == pytest.approx(expected, rel=1e-2)
-    assert {parameter.dtype for parameter in low.model.gpt.parameters()} == {torch.float32}
+def test_losses_by_kind_are_means_over_real_tokens() -> None:
+    layout = TokenLayout(1, 1, 1, rewards=True)
+    real = torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0, 0]], dtype=torch.bool)
+    batch = Batch(tokens=torch.zeros(1, 9, dtype=torch.long), real=real)
+    by_token = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 60.0, 70.0, 80.0]])  # s a r v s a r v
+    assert losses_by_kind(by_token, batch, layout) == {"observation": 3.0, "action": 2.0, "reward": 3.0, "value": 4.0}
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
-def test_a_compiled_loss_follows_the_eager_one(tiny_dataset: Dataset) -> None:
-    eager, compiled = (losses_of(trainer_of(tiny_dataset, replace(CONFIG, compile=kind))) for kind in (False, True))
-    assert compiled == pytest.approx(eager, rel=1e-4)
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")  # it may miss some waits
-def test_nothing_waits_for_a_gpu_between_reports(tiny_dataset: Dataset) -> None:
-    trainer = trainer_of(tiny_dataset, replace(CONFIG, steps=30, log_every=10), torch.device("cuda"))
-    run = trainer.run()
-    for _ in range(10):
-        next(run)  # compiles
-    try:
-        torch.cuda.set_sync_debug_mode("error")
-        for _ in range(9):
-            next(run)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # float32 is meant
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_gpu_follows_a_cpu(tiny_dataset: Dataset, compiled: bool) -> None:
-    config = replace(CONFIG, precision="float32", compile=compiled)
-    found = losses_of(trainer_of(tiny_dataset, config, torch.device("cuda")))
-    assert found == pytest.approx(losses_of(trainer_of(tiny_dataset, replace(config, compile=False))), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("words", "pattern"),
-    [(["--train.precision", "float16"], "precision"), (["--train.compile", "maybe"], "compile")],
-)
-def test_other_words_for_precision_and_compilation_are_refused(
-    words: list[str], pattern: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["train", "x.npz", *words])
-    text = capsys.readouterr().err
-    assert left.value.code == 2 and pattern in text and len(text.splitlines()) == 1, text
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # a CPU without bf16 instructions says so
-@pytest.mark.usefixtures("kernels_restored")
-def test_the_settings_are_stored_and_resumed(tiny_dataset: Dataset, tmp_path: Path) -> None:
-    save_npz(tiny_dataset, tmp_path / "data.npz")
-    words = ["--train.precision", "bf16", "--train.compile", "false", "--train.steps", "2"]
-    words += ["--train.batch_size", "4", "--model.width", "16", "--model.num_layers", "1", "--model.window", "2"]
-    assert main(["train", str(tmp_path / "data.npz"), *words, "--out", str(tmp_path / "run")]) == 0
-    stored = json.loads((tmp_path / "run/run.json").read_text())["train"]
-    assert (stored["precision"], stored["compile"]) == ("bf16", False)
-    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+def test_a_compiled_loss_equals_the_eager_one(tiny_dataset: Dataset) -> None:
+    model = TrajectoryModel.create(tiny_dataset, TokenConfig(num_bins=8), MODEL, seed=0)
+    batch = all_windows(model, tiny_dataset)
+    parameters = list(model.gpt.parameters())
+    compiled = torch.compile(lambda: weighted_loss(model, batch, 5.0)[0])
+    expected, found = weighted_loss(model, batch, 5.0)[0], compiled()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+    pairs = zip(*(torch.autograd.grad(loss, parameters) for loss in (found, expected)), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)

@@ -6,12 +6,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.files import write_atomically
 from trajectory_transformer.results import two_digits
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 # A marker can select folders and single results: <!-- results race minigrid/v1 -->
-_BLOCK = re.compile(r"(<!-- results((?: [\w./-]+)*) -->\n).*?(<!-- /results -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- (results|scores)((?: [\w./=-]+)*) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 # Metrics that the tables show, in this order, with their labels.
 SHOWN = {
@@ -64,6 +65,42 @@ def results_table(folder: str | Path, *, parts: Sequence[str] = (), seen_from: s
     return "\n".join(rows)
 
 
+def scores_table(folder: str | Path, *, parts: Sequence[str], seen_from: str | Path | None = None) -> str:
+    """A short table: one row per result with its score and that of a reference.
+
+    The reference is the expert that the result was compared with, or the file named after an equals sign:
+    `minigrid/held_out=minigrid/collect_expert`.
+    """
+    folder = Path(folder)
+    rows = ["| task | ours | reference | episodes | result |", "|---|---|---|---|---|"]
+    for part in parts:
+        name, _, other = part.partition("=")
+        path = folder / f"{name}.json"
+        result = json.loads(path.read_text())
+        metrics = result["metrics"]
+        metric = next(each for each in ("normalized_score", "success_rate", "return") if each in metrics)
+        reference = ""
+        if other:
+            reference = _score(json.loads((folder / f"{other}.json").read_text())["metrics"], metric)
+        elif "expert_return" in metrics:
+            references = references_of(result["settings"]["env"])
+            assert references is not None, "a result with a normalised score has references"
+            reference = f"{normalized_score(metrics['expert_return'], references):.3g} (expert)"
+        link = Path(os.path.relpath(path, seen_from or folder.parent)).as_posix()
+        task = result["name"].split(" ", 1)[1]
+        count = f"{metrics[f'{metric}_n']:.0f}"
+        rows.append(f"| {task} | {_score(metrics, metric)} | {reference} | {count} | [{name}]({link}) |")
+    return "\n".join(rows)
+
+
+def _score(metrics: dict[str, float], name: str) -> str:
+    """Format a score; a success rate in percent."""
+    if name != "success_rate":
+        return _number(metrics, name)
+    percent = {key: 100 * metrics[key] for key in (name, f"{name}_stderr") if key in metrics}
+    return f"{_number(percent, name)} %"
+
+
 def write_tables(folder: str | Path, document: str | Path) -> None:
     """Write the tables of a results folder between the markers of a document."""
     folder, document = Path(folder), Path(document)
@@ -72,11 +109,12 @@ def write_tables(folder: str | Path, document: str | Path) -> None:
         raise ValueError(f"{document}: no markers found; put {BEGIN} and {END} where the table belongs")
 
     def table(found: re.Match[str]) -> str:
-        parts = found[2].split()
-        for part in parts:
+        parts = found[3].split()
+        for part in (each for pair in parts for each in pair.split("=")):
             if not _files(folder, part):
                 raise ValueError(f"{document}: a marker names the results {part}, but {folder / part} has none")
-        return f"{found[1]}{results_table(folder, parts=parts, seen_from=document.parent)}\n{found[3]}"
+        write = results_table if found[2] == "results" else scores_table
+        return f"{found[1]}{write(folder, parts=parts, seen_from=document.parent)}\n{found[4]}"
 
     write_atomically(document, _BLOCK.sub(table, text).encode())
 

@@ -74,7 +74,11 @@ class Candidates:
         layout, table = self.bins.layout, self.bins.values_and_stop
         state = self.prompt[:, None, -layout.observation_dim :].expand(-1, self.tokens.shape[1], -1)
         rows = torch.cat([state, self.tokens], dim=2).view(*state.shape[:2], -1, layout.size)  # [E, K, h, D]
-        return table[torch.arange(slots.start, slots.stop, device=table.device), rows[..., slots]]
+        goes_on = rows < table.shape[1] - 1
+        goes_on[..., layout.action.stop :] = True  # stop tokens of rewards and values end nothing, as in `ended`
+        goes_on = goes_on.flatten(2).cumprod(dim=2).bool().view_as(rows)
+        decoded = table[torch.arange(slots.start, slots.stop, device=table.device), rows[..., slots]]
+        return decoded.where(goes_on[..., slots], 0.0)
 
 
 @dataclass(frozen=True)

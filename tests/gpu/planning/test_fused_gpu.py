@@ -1,4 +1,4 @@
-"""The fused decoder where it belongs: on a GPU, against the naive decoder and the CPU."""
+"""The fused decoder on a GPU, against the naive decoder."""
 
 from dataclasses import replace
 
@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from trajectory_transformer.config import ModelConfig, SearchConfig
-from trajectory_transformer.gpu.backends import make_decoder
-from trajectory_transformer.gpu.planning.captured import CapturedSearch
+from trajectory_transformer.config import ModelConfig, Sampler, SearchConfig
 from trajectory_transformer.gpu.planning.fused import FusedDecoder
 from trajectory_transformer.model.gpt import GPT
-from trajectory_transformer.search.beam import Plan, beam_search, likelihood_search, median_continuation
-from trajectory_transformer.search.cached import CachedDecoder
-from trajectory_transformer.search.naive import NaiveDecoder
+from trajectory_transformer.search.beam import Plan, beam_search, likelihood_search
+from trajectory_transformer.search.decoder import Bins, NaiveDecoder
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
 from trajectory_transformer.search.sampling import Noise
 from trajectory_transformer.tokens.layout import TokenLayout
@@ -31,7 +28,7 @@ LAYOUTS = {
 
 
 def random_gpt(layout: TokenLayout, *, window: int = 8, width: int = 128, num_heads: int = 4) -> GPT:
-    """The paper's sizes with weights large enough to matter."""
+    """The sizes of the paper with large random embeddings."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)  # the other weights
     gpt = GPT(layout, NUM_BINS, ModelConfig(window=window, dropout=0.0, width=width, num_heads=num_heads))
@@ -64,9 +61,7 @@ def test_logits_equal_a_full_forward_pass(kind: str, window: int | None, bf16: b
             decoder.append(tokens)
 
 
-def plan(
-    decoder: FusedDecoder | NaiveDecoder | CachedDecoder, config: SearchConfig, *, seed: int, num_envs: int
-) -> Plan:
+def plan(decoder: FusedDecoder | NaiveDecoder, config: SearchConfig, *, seed: int, num_envs: int) -> Plan:
     """A search from random prompts."""
     layout = decoder.gpt.layout
     generator = torch.Generator().manual_seed(seed)
@@ -76,11 +71,9 @@ def plan(
         decoder,
         prompt.to(GPU),
         discounted_return(0.99) if layout.rewards else log_likelihood,
-        layout=layout,
-        values=values.to(GPU),
+        bins=Bins(layout, values.to(GPU)),
         config=config,
         noise=Noise(torch.arange(num_envs, device=GPU) + 100 * seed),
-        keep=decoder.keep if isinstance(decoder, FusedDecoder) else None,
     )
 
 
@@ -91,49 +84,13 @@ def test_plans_in_float32_equal_those_of_the_naive_decoder(kind: str, window: in
     gpt = random_gpt(LAYOUTS[kind])
     fused, naive = FusedDecoder(gpt, window, bf16=False), NaiveDecoder(gpt, window)
     for seed in range(6):
-        config = SearchConfig(beam_width=6, horizon=4, observation_top_k=None if seed % 2 else 1, action_nucleus=0.8)
+        observation = Sampler(top_k=None if seed % 2 else 1)
+        config = SearchConfig(beam_width=6, horizon=4, observation=observation, action=Sampler(nucleus=0.8))
         if seed % 3 == 2:
-            config = replace(config, action_middle=0.5)
+            config = replace(config, action=Sampler(nucleus=0.8, middle=0.5))
         expected, found = (plan(decoder, config, seed=seed, num_envs=28) for decoder in (naive, fused))
         assert torch.equal(found.tokens, expected.tokens), seed
         torch.testing.assert_close(found.scores, expected.scores, atol=1e-3, rtol=1e-4)
-
-
-@pytest.mark.parametrize("bf16", [False, True])
-def test_a_captured_search_is_the_search(bf16: bool) -> None:
-    gpt = random_gpt(LAYOUTS["hopper"])
-    decoder = FusedDecoder(gpt, bf16=bf16)
-    values = torch.randn(16, NUM_BINS, generator=torch.Generator().manual_seed(0)).to(GPU)
-
-    def search(prompts: torch.Tensor, seeds: torch.Tensor, map_embedding: torch.Tensor | None = None) -> Plan:
-        return beam_search(
-            decoder,
-            prompts,
-            discounted_return(0.99),
-            layout=gpt.layout,
-            values=values,
-            config=SearchConfig(beam_width=16, horizon=4),
-            noise=Noise(seeds),
-            keep=decoder.keep,
-            map_embedding=map_embedding,
-        )
-
-    captured = CapturedSearch(search, GPU, refresh=decoder.refresh)
-    generator = torch.Generator().manual_seed(1)
-    for num_envs in (3, 1, 3, 4):
-        prompts = torch.randint(NUM_BINS, (num_envs, 27), generator=generator)
-        seeds = torch.randint(1000, (num_envs,), generator=generator)
-        found = captured(prompts.numpy(), seeds.numpy())
-        tokens, scores = found.tokens.clone(), found.scores.clone()
-        assert np.array_equal(captured.winners(), tokens[:, 0].cpu().numpy())
-        # With as many environments as it rounds up to: sums of other sizes may be rounded otherwise.
-        rows = {3: [0, 1, 2, 0]}.get(num_envs, list(range(num_envs)))
-        expected = search(prompts[rows].to(GPU), seeds[rows].to(GPU))
-        assert torch.equal(tokens, expected.tokens[:num_envs])
-        assert torch.equal(scores, expected.scores[:num_envs])
-        with torch.no_grad():  # training between two plans is seen
-            for parameter in gpt.parameters():
-                parameter.mul_(1.01)
 
 
 def test_likelihood_search_in_float32_equals_the_naive_one() -> None:
@@ -144,35 +101,3 @@ def test_likelihood_search_in_float32_equals_the_naive_one() -> None:
         for decoder in (NaiveDecoder(gpt), FusedDecoder(gpt, bf16=False))
     ]
     assert torch.equal(plans[0].tokens, plans[1].tokens)
-
-
-def test_captured_medians_in_float32_equal_the_naive_ones() -> None:
-    gpt = random_gpt(LAYOUTS["hopper"])
-    prompts = torch.randint(NUM_BINS, (4, 27), generator=torch.Generator().manual_seed(0))
-    naive, fused = NaiveDecoder(gpt), FusedDecoder(gpt, bf16=False)
-
-    def search(prompts: torch.Tensor, seeds: torch.Tensor, map_embedding: torch.Tensor | None = None) -> Plan:
-        del seeds
-        return median_continuation(fused, prompts, num_tokens=19, min_tokens=3, map_embedding=map_embedding)
-
-    captured = CapturedSearch(search, GPU, refresh=fused.refresh)
-    for _ in range(2):
-        found = captured(prompts.numpy(), np.zeros(4, np.int64))
-        expected = median_continuation(naive, prompts.to(GPU), num_tokens=19, min_tokens=3)
-        assert np.array_equal(captured.winners(), expected.best.cpu().numpy())
-        torch.testing.assert_close(found.scores, expected.scores, atol=1e-3, rtol=1e-4)
-
-
-def test_the_decoder_is_chosen_by_what_the_gpu_can_do(caplog: pytest.LogCaptureFixture) -> None:
-    paper = make_decoder("auto", random_gpt(LAYOUTS["small"]))
-    assert isinstance(paper, FusedDecoder)
-    assert paper.dtype == torch.bfloat16
-    other = make_decoder("auto", random_gpt(LAYOUTS["small"], width=64, num_heads=2))
-    assert isinstance(other, FusedDecoder)
-    assert other.dtype == torch.float32
-    assert not caplog.messages
-    long = random_gpt(LAYOUTS["small"], window=70)
-    assert isinstance(make_decoder("auto", long), CachedDecoder)
-    assert "at most 60 transitions" in caplog.messages[0]
-    with pytest.raises(ValueError, match="search.decoder fused cannot be used here: .* at most 60 transitions"):
-        make_decoder("fused", long)

@@ -1,8 +1,8 @@
-"""The fast pass is the model's own; its kernels are what they say; recorded steps are the steps they record."""
+"""The fused engine: its loss, gradients, optimizer and kernels, against plain implementations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,19 +12,18 @@ from torch.nn import functional
 
 from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.episode import Dataset
-from trajectory_transformer.gpu.training.fused import FlatAdamW, fast_loss, fits
+from trajectory_transformer.gpu.training.fused import FlatAdamW, fused_loss, why_not_fused_training
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import gather_windows, tokenize
 from trajectory_transformer.training.loss import weighted_loss
-from trajectory_transformer.training.optim import make_optimizer
-from trajectory_transformer.training.train import Trainer
+from trajectory_transformer.training.optim import GRAD_CLIP, make_optimizer
 
 MODEL = ModelConfig(window=3, num_layers=2, num_heads=2, width=32, dropout=0.0)
 MASK = 2**32 - 1
 
 
 def with_maps(dataset: Dataset) -> Dataset:
-    """The same episodes, each with a map of its own."""
+    """The same episodes, each with its own map."""
     rng = np.random.default_rng(0)
     maps = [rng.integers(2, size=(2, 6, 6)).astype(np.uint8) for _ in dataset.episodes]
     pairs = zip(dataset.episodes, maps, strict=True)
@@ -32,7 +31,7 @@ def with_maps(dataset: Dataset) -> Dataset:
 
 
 def kept(seed: Tensor, num_rows: int, num_columns: int, dropout: float) -> Tensor:
-    """What dropout keeps of a matrix, times how much it grows."""
+    """The factors of dropout on a matrix: 0, or 1 / (1 - dropout)."""
     rows = ((torch.arange(num_rows, device=seed.device) ^ seed.long()) * 0x7FEB352D) & MASK
     rows = ((rows ^ (rows >> 15)) * 0x846CA68B) & MASK
     columns = (torch.arange(num_columns, device=seed.device) * 0x85EBCA6B) & MASK
@@ -41,7 +40,7 @@ def kept(seed: Tensor, num_rows: int, num_columns: int, dropout: float) -> Tenso
 
 
 class Plain:
-    """The operations of `training.operations` written out."""
+    """The operations of `gpu.training.operations` in plain torch."""
 
     @staticmethod
     def attention(
@@ -75,7 +74,7 @@ class Plain:
         return x + branch, functional.layer_norm(x + branch, x.shape[-1:], gain, shift)
 
     @staticmethod
-    def perceptron(
+    def mlp(
         h: Tensor,
         up: Tensor,
         up_bias: Tensor,
@@ -103,18 +102,18 @@ class Plain:
 @pytest.mark.parametrize("goal_dims", [(), (1,), (2, 0)])
 @pytest.mark.parametrize("rewards", [True, False])
 @pytest.mark.parametrize("mapped", [True, False])
-def test_the_fast_pass_is_the_model_and_so_are_its_gradients(
+def test_the_fused_loss_and_its_gradients_equal_those_of_the_model(
     tiny_dataset: Dataset, goal_dims: tuple[int, ...], rewards: bool, mapped: bool
 ) -> None:
     dataset = with_maps(tiny_dataset) if mapped else tiny_dataset
     tokens = TokenConfig(num_bins=9, goal_dims=goal_dims, rewards=rewards)
     model = TrajectoryModel.create(dataset, tokens, MODEL, seed=0)
     torch.nn.init.normal_(model.gpt.position_embedding, std=0.1)
-    data = tokenize(dataset, model.discretizer, model.layout, tokens)
-    batch = gather_windows(data, torch.arange(data.num_windows), MODEL.window, model.layout, tokens)
+    data = tokenize(dataset, model.tokenizer)
+    batch = gather_windows(data, torch.arange(data.num_windows), MODEL.window, model.tokenizer)
     weights = dict(model.gpt.named_parameters())
     expected, expected_by_token = weighted_loss(model, batch, 5.0)
-    found, by_token = fast_loss(
+    found, by_token = fused_loss(
         model,
         weights,
         batch,
@@ -130,37 +129,56 @@ def test_the_fast_pass_is_the_model_and_so_are_its_gradients(
         torch.testing.assert_close(other, grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_one_step_over_all_weights_is_a_step_of_adamw(tiny_dataset: Dataset) -> None:
-    config = TrainConfig(weight_decay=0.3, grad_clip=0.5, betas=(0.9, 0.95))
+@pytest.mark.parametrize("kind", ["adamw", "adam"])
+def test_a_step_on_flat_weights_equals_a_step_of_adamw(tiny_dataset: Dataset, kind: Literal["adamw", "adam"]) -> None:
+    config = TrainConfig(optimizer=kind)
     flat, plain = (TrajectoryModel.create(tiny_dataset, TokenConfig(num_bins=9), MODEL, seed=0).gpt for _ in range(2))
     holder, optimizer = make_optimizer(flat, config), make_optimizer(plain, config)
-    fast = FlatAdamW(flat, holder, config, compiled=False)
+    flat_optimizer = FlatAdamW(flat, holder, config, compiled=False)
     generator = torch.Generator().manual_seed(0)
     for step, rate in enumerate((1e-2, 3e-3, 1e-3)):
         factors = {name: torch.randn(each.shape, generator=generator) for name, each in plain.named_parameters()}
-        fast.rate.fill_(rate)
-        fast.backward(torch.stack([(each.float() * factors[name]).sum() for name, each in fast.weights.items()]).sum())
-        norm = fast.update()
+        flat_optimizer.rate.fill_(rate)
+        flat_optimizer.backward(
+            torch.stack([(each.float() * factors[name]).sum() for name, each in flat_optimizer.weights.items()]).sum()
+        )
+        norm = flat_optimizer.update()
         for group in optimizer.param_groups:
             group["lr"] = rate
         for name, each in plain.named_parameters():
-            each.grad = factors[name].to(fast.weights[name].dtype).float()
-        torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5), rtol=1e-5, atol=0)
+            each.grad = factors[name].to(flat_optimizer.weights[name].dtype).float()
+        expected_norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), GRAD_CLIP)
+        assert float(norm) > GRAD_CLIP, "gradients are clipped"
+        torch.testing.assert_close(norm, expected_norm, rtol=1e-5, atol=0)
         optimizer.step()
         for (name, found), expected in zip(flat.named_parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=f"{name} after step {step}")
-            assert torch.equal(fast.weights[name], found.to(fast.weights[name].dtype))
+            assert torch.equal(flat_optimizer.weights[name], found.to(flat_optimizer.weights[name].dtype))
             for moment in ("step", "exp_avg", "exp_avg_sq"):
                 torch.testing.assert_close(holder.state[found][moment], optimizer.state[expected][moment])
 
 
-def test_kernels_are_for_gpus_and_for_sizes_they_are_made_for(tiny_model: TrajectoryModel) -> None:
-    assert not fits(tiny_model)  # on a CPU
+@pytest.mark.parametrize(("width", "num_heads", "head"), [(32, 4, 8), (512, 4, 128), (48, 2, 24), (96, 6, 16)])
+def test_sizes_that_the_kernels_do_not_support_are_refused(
+    tiny_dataset: Dataset, width: int, num_heads: int, head: int
+) -> None:
+    sizes = ModelConfig(window=2, num_layers=1, num_heads=num_heads, width=width)
+    model = TrajectoryModel.create(tiny_dataset, TokenConfig(num_bins=4), sizes, seed=0)
+    reason = why_not_fused_training(model) or ""
+    assert reason.endswith(f"both powers of two, the model has {width} and {head}")
+
+
+def test_the_kernels_need_bfloat16(tiny_dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TrajectoryModel.create(tiny_dataset, TokenConfig(num_bins=4), MODEL, seed=0)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: False)
+    assert why_not_fused_training(model) == "it needs a GPU with bfloat16"
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
+    assert why_not_fused_training(model) is None
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """One operation with its settings given: tensors to its first results."""
+    """One operation with fixed settings: tensors to its first results."""
 
     place: object
     name: str
@@ -195,7 +213,7 @@ def worst_error(operation: Chosen, plain: Chosen, inputs: Sequence[Tensor]) -> f
         (torch.bfloat16, 3e-2, 0.1, 160, 4, 256),
     ],
 )
-def test_kernels_are_what_they_say(
+def test_kernels_equal_plain_operations(
     dtype: torch.dtype, tolerance: float, dropout: float, length: int, heads: int, width: int
 ) -> None:
     from trajectory_transformer.gpu.training import operations
@@ -203,19 +221,19 @@ def test_kernels_are_what_they_say(
     generator = torch.Generator("cuda").manual_seed(0)
 
     def draw(*shape: int, kind: torch.dtype = dtype) -> Tensor:
-        scale = shape[-1] ** -0.5 if len(shape) == 2 else 1.0  # of matrices
+        scale = shape[-1] ** -0.5 if len(shape) == 2 else 1.0  # for matrices
         return (scale * torch.randn(shape, generator=generator, device="cuda")).to(kind).requires_grad_(True)
 
     seeds = torch.tensor([5, 123456789], device="cuda", dtype=torch.int32)
     readers = torch.arange(length, device="cuda", dtype=torch.int32)
-    readers[::16] = length  # nobody reads these
+    readers[::16] = length  # no row reads these
     norm = [draw(width, kind=torch.float32) for _ in range(2)]
     x = draw(3, length, width), draw(3, length, width)
     both = [draw(4 * width, width), draw(4 * width), draw(width, 4 * width), draw(width)]
     cases: dict[str, tuple[int, tuple[object, ...], list[Tensor]]] = {  # results compared, settings, inputs
         "attention": (1, (readers, seeds, 1, heads, dropout), [x[0], draw(3 * width, width), draw(3 * width)]),
         "linear_add_norm": (2, (seeds, 1, dropout), [x[0], draw(width, width), draw(width), x[1], *norm]),
-        "perceptron": (2, (seeds, 1, dropout), [x[0], *both, x[1], *norm]),
+        "mlp": (2, (seeds, 1, dropout), [x[0], *both, x[1], *norm]),
         "dropout_norm": (2, (seeds, 1, dropout), [x[0], *norm]),
     }
     for name, (count, settings, inputs) in cases.items():
@@ -223,77 +241,3 @@ def test_kernels_are_what_they_say(
             worst_error(Chosen(operations, name, count, settings), Chosen(Plain, name, count, settings), inputs)
             < tolerance
         ), name
-
-
-def cuda_trainer(dataset: Dataset, config: TrainConfig) -> Trainer:
-    """A small run on a GPU, with dropout."""
-    device = torch.device("cuda")
-    model = TrajectoryModel.create(dataset, TokenConfig(num_bins=9), replace(MODEL, dropout=0.2), seed=0)
-    data = tokenize(dataset, model.discretizer, model.layout, model.tokens).to(device)
-    model.gpt.to(device)
-    return Trainer(model, data, config)
-
-
-def losses_of(trainer: Trainer, steps: int | None = None) -> list[float]:
-    """The loss of every step, of so many or all."""
-    losses = []
-    for metrics in trainer.run():
-        assert metrics is not None
-        losses.append(metrics.loss)
-        if len(losses) == steps:
-            break
-    return losses
-
-
-SHORT = TrainConfig(steps=12, batch_size=8, learning_rate=1e-3, warmup_steps=2, log_every=1, seed=3)
-IGNORED = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:TensorFloat32 tensor cores:UserWarning")
-
-
-@pytest.mark.gpu
-@IGNORED
-@pytest.mark.parametrize("mapped", [False, True])
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_recorded_steps_are_the_steps_run_one_by_one(
-    tiny_dataset: Dataset, precision: str, compiled: bool, mapped: bool
-) -> None:
-    dataset = with_maps(tiny_dataset) if mapped else tiny_dataset
-    config = replace(SHORT, precision=precision, compile=compiled)  # type: ignore[arg-type]
-    one, other = (cuda_trainer(dataset, replace(config, graph=graph)) for graph in (True, False))
-    assert losses_of(one) == pytest.approx(losses_of(other), rel=1e-5)
-    for found, expected in zip(one.model.gpt.parameters(), other.model.gpt.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.gpu
-@IGNORED
-@pytest.mark.parametrize(("stop_after", "mapped"), [(1, False), (5, False), (5, True)])  # a step is recorded after 2
-def test_a_run_on_a_gpu_resumes_to_the_same_bits(
-    tiny_dataset: Dataset, tmp_path: Path, stop_after: int, mapped: bool
-) -> None:
-    dataset = with_maps(tiny_dataset) if mapped else tiny_dataset
-    whole = cuda_trainer(dataset, SHORT)
-    losses = losses_of(whole)
-    stopped = cuda_trainer(dataset, SHORT)
-    losses_of(stopped, stop_after)
-    stopped.save(tmp_path / "state.safetensors")
-    resumed = cuda_trainer(dataset, SHORT)
-    torch.manual_seed(0)
-    resumed.load(tmp_path / "state.safetensors")
-    assert losses_of(resumed) == losses[stop_after:]
-    for found, expected in zip(resumed.model.gpt.parameters(), whole.model.gpt.parameters(), strict=True):
-        assert torch.equal(found, expected)
-
-
-@pytest.mark.gpu
-@IGNORED
-def test_a_run_moves_between_a_gpu_and_a_cpu(tiny_dataset: Dataset, tmp_path: Path) -> None:
-    config = replace(SHORT, precision="auto", log_every=1)
-    started = cuda_trainer(tiny_dataset, config)
-    losses_of(started, 6)
-    started.save(tmp_path / "state.safetensors")
-    model = TrajectoryModel.create(tiny_dataset, TokenConfig(num_bins=9), replace(MODEL, dropout=0.2), seed=0)
-    moved = Trainer(model, tokenize(tiny_dataset, model.discretizer, model.layout, model.tokens), config)
-    moved.load(tmp_path / "state.safetensors")
-    assert moved.step == 6
-    assert len(losses_of(moved)) == 6

@@ -1,18 +1,19 @@
-"""Both decoders against a full forward pass over what is visible, through random searches."""
+"""The naive and the cached decoder in random searches, against full forward passes over the visible tokens."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from trajectory_transformer.config import ModelConfig
-from trajectory_transformer.gpu.backends import DECODERS, make_decoder
+from trajectory_transformer.config import ModelConfig, Sampler
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.search.beam import likelihood_search
-from trajectory_transformer.search.decoder import Decoder, Run
-from trajectory_transformer.search.sampling import Noise, Sampler, expected_value
+from trajectory_transformer.search.cached import CachedDecoder
+from trajectory_transformer.search.decoder import Decoder, NaiveDecoder, Run, StepwiseDecoder
+from trajectory_transformer.search.sampling import Noise, predicted_value
 from trajectory_transformer.tokens.layout import TokenLayout
 
 NUM_BINS = 5
@@ -28,11 +29,12 @@ LAYOUTS = {
     "goal-map": TokenLayout(2, 1, 2, rewards=False, map_shape=(2, 5, 4)),
     "rewards-map": TokenLayout(0, 2, 1, rewards=True, map_shape=(1, 3, 3)),
 }
+DECODERS: dict[str, Callable[[GPT, int | None], StepwiseDecoder]] = {"naive": NaiveDecoder, "cached": CachedDecoder}
 Sequence = list[int]
 
 
 def random_gpt(layout: TokenLayout, *, seed: int = 0) -> GPT:
-    """A model in evaluation mode whose weights, positions included, are large enough to matter."""
+    """A model in evaluation mode with large random weights."""
     generator = torch.Generator().manual_seed(seed)
     gpt = GPT(layout, NUM_BINS, ModelConfig(window=MODEL_WINDOW, num_layers=2, num_heads=2, width=16))
     with torch.no_grad():
@@ -42,7 +44,7 @@ def random_gpt(layout: TokenLayout, *, seed: int = 0) -> GPT:
 
 
 def visible(sequence: Sequence, layout: TokenLayout, window: int) -> Sequence:
-    """What a pass may read: the goal, and at most `window` transitions less a token, cropped by whole transitions."""
+    """What a pass reads: the goal, and fewer tokens than `window` transitions, cropped by whole transitions."""
     goal, rest = sequence[: layout.goal_dim], sequence[layout.goal_dim :]
     while len(rest) > window * layout.size - 1:
         rest = rest[layout.size :]
@@ -50,7 +52,7 @@ def visible(sequence: Sequence, layout: TokenLayout, window: int) -> Sequence:
 
 
 def full_pass(gpt: GPT, sequences: list[list[Sequence]], window: int, maps: Tensor | None) -> Tensor:
-    """Logits of every candidate's next token, nothing remembered: E x K sequences -> [E, K, V + 1]."""
+    """Logits of the next token of every candidate without a cache: E x K sequences -> [E, K, V + 1]."""
     rows = [visible(each, gpt.layout, window) for row in sequences for each in row]
     map_embedding = None
     if maps is not None:
@@ -60,13 +62,13 @@ def full_pass(gpt: GPT, sequences: list[list[Sequence]], window: int, maps: Tens
 
 
 def random_maps(gpt: GPT, envs: int, rng: np.random.Generator) -> Tensor | None:
-    """A map_embedding for each environment, where the model reads one."""
+    """A map for each environment if the model reads maps."""
     shape = gpt.layout.map_shape
     return torch.from_numpy(rng.integers(2, size=(envs, *shape)).astype(np.uint8)) if shape else None
 
 
 def random_search(
-    name: str | Callable[[GPT, int | None], Decoder],
+    make: Callable[[GPT, int | None], Decoder],
     gpt: GPT,
     *,
     window: int | None,
@@ -74,10 +76,10 @@ def random_search(
     num_tokens: int,
     rng: np.random.Generator,
 ) -> float:
-    """Drive a decoder at random, as a search might; the largest difference from full passes."""
-    decoder = make_decoder(name, gpt, window) if isinstance(name, str) else name(gpt, window)
+    """Use a decoder at random, like a search; returns the largest difference from full passes."""
+    decoder = make(gpt, window)
     seen = MODEL_WINDOW if window is None else window
-    # A decoder serves one search after the other: the first leaves a state that the second must not see.
+    # A decoder is used for many searches. The state of the first one must not affect the second.
     before = gpt.encode_map(random_maps(gpt, 1, rng))
     decoder.begin(
         torch.ones(1, gpt.layout.goal_dim + 1, dtype=torch.long), max_candidates=1, max_new=1, map_embedding=before
@@ -95,7 +97,7 @@ def random_search(
     worst = 0.0
     added = 0
     while True:
-        if rng.random() < 0.2:  # before anything is asked for
+        if rng.random() < 0.2:  # before the logits are computed
             sequences = select_at_random(decoder, sequences, rng)
         logits = decoder.logits()
         expected = full_pass(gpt, sequences, seen, maps)
@@ -104,7 +106,7 @@ def random_search(
         assert decoder.candidates.tokens.tolist() == [[each[prompt_length:] for each in row] for row in sequences]
         if added == num_tokens:
             return worst
-        # Mostly one token at a time, now and then a few.
+        # Mostly one token at a time, sometimes a few.
         for _ in range(min(int(rng.choice([1, 1, 1, 2, 3])), num_tokens - added)):
             if rng.random() < 0.7:
                 sequences = select_at_random(decoder, sequences, rng)
@@ -120,19 +122,19 @@ def random_search(
 def select_at_random(
     decoder: Decoder, sequences: list[list[Sequence]], rng: np.random.Generator
 ) -> list[list[Sequence]]:
-    """Let a random number of candidates go on, some twice and some not at all."""
+    """Select a random number of candidates, some twice and some not at all."""
     parents = rng.integers(len(sequences[0]), size=(ENVS, int(rng.integers(1, MAX_CANDIDATES + 1))))
     decoder.select(torch.from_numpy(parents))
     return [[row[parent] for parent in chosen] for row, chosen in zip(sequences, parents, strict=True)]
 
 
 def search_lengths(layout: TokenLayout, window: int | None) -> tuple[int, int, int]:
-    """Lengths that prompts have at least and stay below, and tokens to add.
+    """Shortest prompt, longest prompt plus one, and tokens to add.
 
-    From a bare start to a prompt that has slid already; searches go on for twice the model's window.
+    From a single token to a prompt longer than the window; searches add twice the window of the model.
     """
     if window == 1 and not layout.goal_dim:
-        return 1, 2, layout.size - 2  # where a transition begins nothing would be visible: stay inside one
+        return 1, 2, layout.size - 2  # nothing is visible at the start of the second transition: stay inside one
     return max(layout.goal_dim, 1), layout.length(MODEL_WINDOW + 2), layout.size * 2 * MODEL_WINDOW + 1
 
 
@@ -151,7 +153,7 @@ def test_logits_equal_a_full_forward_pass(name: str, kind: str, window: int | No
             int(rng.integers(shortest, longest)),
         )
         worst = random_search(
-            name,
+            DECODERS[name],
             random_gpt(layout, seed=seed).double(),
             window=window,
             prompt_length=prompt_length[seed],
@@ -162,24 +164,24 @@ def test_logits_equal_a_full_forward_pass(name: str, kind: str, window: int | No
 
 
 @pytest.mark.parametrize("name", sorted(DECODERS))
-def test_a_search_in_which_nothing_would_be_visible_is_refused(name: str) -> None:
-    # A window of one transition, no goal: where the second transition begins, the first has slid out.
-    decoder = make_decoder(name, random_gpt(LAYOUTS["rewards"]), window=1)
+def test_a_search_without_visible_tokens_is_refused(name: str) -> None:
+    # A window of one transition and no goal: when the second transition begins, the first has slid out.
+    decoder = DECODERS[name](random_gpt(LAYOUTS["rewards"]), 1)
     with pytest.raises(ValueError, match="window must be at least 2"):
         likelihood_search(decoder, torch.zeros(1, 2, dtype=torch.long), num_tokens=6, beam_width=2)
 
 
 @pytest.mark.parametrize("name", sorted(DECODERS))
-def test_logits_equal_a_full_forward_pass_in_single_precision(name: str) -> None:
+def test_logits_equal_a_full_forward_pass_in_float32(name: str) -> None:
     layout = LAYOUTS["goal-rewards"]
     worst = random_search(
-        name, random_gpt(layout), window=None, prompt_length=7, num_tokens=20, rng=np.random.default_rng(0)
+        DECODERS[name], random_gpt(layout), window=None, prompt_length=7, num_tokens=20, rng=np.random.default_rng(0)
     )
     assert worst < 1e-5
 
 
-def test_the_comparison_would_notice_a_readable_value_token() -> None:
-    # The same searches, compared with a model whose tokens do read values, must disagree: the check has teeth.
+def test_logits_change_if_value_tokens_are_readable() -> None:
+    # Otherwise the comparisons above would not notice a decoder that attends to values.
     layout = LAYOUTS["rewards"]
     gpt = random_gpt(layout).double()
     tokens = torch.zeros(1, gpt.max_tokens, dtype=torch.long)
@@ -189,17 +191,17 @@ def test_the_comparison_would_notice_a_readable_value_token() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DECODERS))
-def test_environments_do_not_read_each_other(name: str) -> None:
+def test_environments_are_independent(name: str) -> None:
     gpt = random_gpt(LAYOUTS["rewards"]).double()
     prompts = torch.tensor([[0, 1, 2, 3, 4, 0, 1], [4, 3, 2, 1, 0, 4, 3]])
     tokens = torch.tensor([[1, 2], [3, 0]])
-    together = make_decoder(name, gpt)
+    together = DECODERS[name](gpt, None)
     together.begin(prompts, max_candidates=2, max_new=2)
     together.select(torch.zeros(2, 2, dtype=torch.long))
     together.append(tokens)
     both = together.logits()
     for env in range(2):
-        alone = make_decoder(name, gpt)
+        alone = DECODERS[name](gpt, None)
         alone.begin(prompts[env : env + 1], max_candidates=2, max_new=2)
         alone.select(torch.zeros(1, 2, dtype=torch.long))
         alone.append(tokens[env : env + 1])
@@ -207,58 +209,85 @@ def test_environments_do_not_read_each_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DECODERS))
-def test_candidates_hold_what_their_tokens_add_up_to(name: str) -> None:
+def test_candidates_hold_likelihood_rewards_value_and_identity_of_their_tokens(name: str) -> None:
     layout = LAYOUTS["rewards"]
     gpt = random_gpt(layout)
     with torch.no_grad():
-        gpt.heads[:, -1] *= 3.0  # stop tokens now and then
+        gpt.heads[:, -1] *= 3.0  # so that some candidates sample stop tokens
     prompt = torch.tensor([[0, 1], [3, 4]])
     values = torch.tensor([[-1.0, 0.0, 1.0, 2.0, 3.0], [5.0, 4.0, 3.0, 2.0, 1.0]])
     noise = Noise(torch.tensor([1, 2]))
 
-    def draw(num_slots: int, *, judging: bool = False) -> Run:
+    def run(num_slots: int, *, rewards: bool = False) -> Run:
         gumbel = noise.gumbel(40, num_slots, 6)
-        return Run(num_slots, Sampler(), gumbel, values=values if judging else None, estimate=expected_value)
+        return Run(num_slots, Sampler(), gumbel, values=values if rewards else None)
 
-    decoder = make_decoder(name, gpt)
+    decoder = DECODERS[name](gpt, None)
     decoder.begin(prompt, max_candidates=40, max_new=8)
     decoder.select(torch.zeros(2, 40, dtype=torch.long))
-    decoder.extend(draw(1), draw(2, judging=True))
+    decoder.extend(run(1), run(2, rewards=True))
     decoder.select(torch.arange(40).flip(0).expand(2, -1))
-    decoder.extend(draw(2))
-    decoder.extend(draw(1), draw(2, judging=True))
+    decoder.extend(run(2))
+    decoder.extend(run(1), run(2, rewards=True))
     found = decoder.candidates
 
-    # Again from the tokens alone: a r v s s a r v.
+    # The same from the tokens alone: a r v s s a r v.
     rows = torch.cat([prompt[:, None].expand(-1, 40, -1), found.tokens], dim=2).flatten(0, 1)
     logits = gpt(rows[:, :-1])[:, 1:].view(2, 40, 8, 6)  # [2, 40, 8, 6]
     log_prob = logits.log_softmax(dim=-1).gather(-1, found.tokens[..., None])[..., 0]
     torch.testing.assert_close(found.log_prob, log_prob.sum(dim=-1))
-    over = (found.tokens == 5)[..., [0, 3, 4, 5]].cumsum(dim=-1) > 0  # rewards and values end nothing
+    over = (found.tokens == 5)[..., [0, 3, 4, 5]].cumsum(dim=-1) > 0  # stop tokens of rewards and values do not count
     assert torch.equal(found.ended, over[..., -1])
     assert found.ended.any() and not found.ended.all()
-    first, second = (expected_value(logits[..., slot, :], values[0]) for slot in (1, 6))
+    first, second = (predicted_value(logits[..., slot, :], values[0]) for slot in (1, 6))
     rewards = torch.stack([first.masked_fill(over[..., 0], 0.0), second.masked_fill(over[..., -1], 0.0)], dim=-1)
     torch.testing.assert_close(found.rewards, rewards)
-    value = expected_value(logits[..., 7, :], values[1]).masked_fill(over[..., -1], 0.0)
+    value = predicted_value(logits[..., 7, :], values[1]).masked_fill(over[..., -1], 0.0)
     torch.testing.assert_close(found.value, value)
-    told_apart = found.tokens[..., [0, 3, 4, 5]].flatten(0, 1).tolist()
-    alike = [[one == other for other in told_apart] for one in told_apart]
+    states_and_actions = found.tokens[..., [0, 3, 4, 5]].flatten(0, 1).tolist()
+    equal = [[one == other for other in states_and_actions] for one in states_and_actions]
     identity = found.identity.flatten()
-    assert torch.equal(identity[:, None] == identity, torch.tensor(alike))
-    assert sum(map(sum, alike)) > 80, "some are copies"
+    assert torch.equal(identity[:, None] == identity, torch.tensor(equal))
+    assert sum(map(sum, equal)) > 80, "some are copies"
 
 
 @pytest.mark.parametrize("name", sorted(DECODERS))
-def test_a_window_larger_than_the_models_is_refused(name: str) -> None:
+def test_a_window_larger_than_that_of_the_model_is_refused(name: str) -> None:
     gpt = random_gpt(LAYOUTS["plain"])
     with pytest.raises(ValueError, match="search.window must not exceed the 3 transitions the model .*, got 4"):
-        make_decoder(name, gpt, window=4)
+        DECODERS[name](gpt, 4)
 
 
 @pytest.mark.parametrize("name", sorted(DECODERS))
-def test_decoding_keeps_no_gradients(name: str) -> None:
+def test_logits_need_no_gradients(name: str) -> None:
     gpt = random_gpt(LAYOUTS["plain"]).requires_grad_(True)
-    decoder = make_decoder(name, gpt)
+    decoder = DECODERS[name](gpt, None)
     decoder.begin(torch.zeros(1, 2, dtype=torch.long), max_candidates=1, max_new=1)
     assert not decoder.logits().requires_grad
+
+
+def keep_by_sorting(scores: list[float], identity: list[int], width: int, *, distinct: bool) -> list[int]:
+    """Indices of the best candidates; with `distinct`, copies of a better one rank last."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    if distinct:
+        copies = [index for place, index in enumerate(order) if identity[index] in [identity[i] for i in order[:place]]]
+        order = [index for index in order if index not in copies] + copies
+    return order[:width]
+
+
+@pytest.mark.parametrize("distinct", [True, False])
+def test_the_best_candidates_are_kept_and_copies_rank_last(distinct: bool) -> None:
+    decoder = NaiveDecoder(random_gpt(LAYOUTS["plain"]))
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        count = int(rng.integers(1, 40))
+        # Few values, so that ties and copies are common; copies may have different scores.
+        scores = torch.from_numpy(rng.integers(6, size=(3, count)).astype(np.float32))
+        identity = torch.from_numpy(rng.integers(12, size=(3, count)))
+        decoder.candidates = replace(decoder.candidates, identity=identity)
+        width = int(rng.integers(1, count + 1))
+        expected = [
+            keep_by_sorting(row, ids, width, distinct=distinct)
+            for row, ids in zip(scores.tolist(), identity.tolist(), strict=True)
+        ]
+        assert decoder.keep(scores, width, distinct=distinct).tolist() == expected

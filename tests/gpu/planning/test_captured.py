@@ -1,0 +1,97 @@
+"""Searches captured as CUDA graphs give the plans of the searches themselves."""
+
+import pytest
+import torch
+
+from tests.gpu.planning.test_fused_gpu import GPU, LAYOUTS, NUM_BINS, random_gpt
+from trajectory_transformer.config import SearchConfig
+from trajectory_transformer.gpu.planning.captured import CapturedSearch
+from trajectory_transformer.gpu.planning.fused import FusedDecoder
+from trajectory_transformer.search.beam import Plan, beam_search, median_continuation
+from trajectory_transformer.search.decoder import Bins, Candidates, NaiveDecoder
+from trajectory_transformer.search.objectives import discounted_return
+from trajectory_transformer.search.sampling import Noise
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_captured_search_equals_the_search(bf16: bool) -> None:
+    gpt = random_gpt(LAYOUTS["hopper"])
+    decoder = FusedDecoder(gpt, bf16=bf16)
+    values = torch.randn(16, NUM_BINS, generator=torch.Generator().manual_seed(0)).to(GPU)
+
+    def search(prompts: torch.Tensor, seeds: torch.Tensor, map_embedding: torch.Tensor | None = None) -> Plan:
+        return beam_search(
+            decoder,
+            prompts,
+            discounted_return(0.99),
+            bins=Bins(gpt.layout, values),
+            config=SearchConfig(beam_width=16, horizon=4),
+            noise=Noise(seeds),
+            map_embedding=map_embedding,
+        )
+
+    captured = CapturedSearch(search, GPU, refresh=decoder.refresh)
+    generator = torch.Generator().manual_seed(1)
+    for num_envs in (3, 1, 3, 4):
+        prompts = torch.randint(NUM_BINS, (num_envs, 27), generator=generator)
+        seeds = torch.randint(1000, (num_envs,), generator=generator)
+        found = captured(prompts, seeds)
+        tokens, scores = found.tokens.clone(), found.scores.clone()
+        assert found.best.device.type == "cpu" and torch.equal(found.best, tokens[:, 0].cpu())
+        # With as many environments as it rounds up to: sums of other sizes may be rounded differently.
+        rows = {3: [0, 1, 2, 0]}.get(num_envs, list(range(num_envs)))
+        expected = search(prompts[rows].to(GPU), seeds[rows].to(GPU))
+        assert torch.equal(tokens, expected.tokens[:num_envs])
+        assert torch.equal(scores, expected.scores[:num_envs])
+        with torch.no_grad():  # weights may change between two plans
+            for parameter in gpt.parameters():
+                parameter.mul_(1.01)
+
+
+def test_captured_medians_in_float32_equal_the_naive_ones() -> None:
+    gpt = random_gpt(LAYOUTS["hopper"])
+    prompts = torch.randint(NUM_BINS, (4, 27), generator=torch.Generator().manual_seed(0))
+    naive, fused = NaiveDecoder(gpt), FusedDecoder(gpt, bf16=False)
+
+    def search(prompts: torch.Tensor, seeds: torch.Tensor, map_embedding: torch.Tensor | None = None) -> Plan:
+        del seeds
+        return median_continuation(fused, prompts, num_tokens=19, min_tokens=3, map_embedding=map_embedding)
+
+    captured = CapturedSearch(search, GPU, refresh=fused.refresh)
+    for _ in range(2):
+        found = captured(prompts, torch.zeros(4, dtype=torch.long))
+        expected = median_continuation(naive, prompts.to(GPU), num_tokens=19, min_tokens=3)
+        assert torch.equal(found.best, expected.best.cpu())
+        torch.testing.assert_close(found.scores, expected.scores, atol=1e-3, rtol=1e-4)
+
+
+def test_objectives_of_a_captured_search_may_read_states_and_actions() -> None:
+    gpt = random_gpt(LAYOUTS["hopper"])
+    decoder = FusedDecoder(gpt, bf16=False)
+    values = torch.randn(16, NUM_BINS, generator=torch.Generator().manual_seed(0)).to(GPU)
+
+    def objective(candidates: Candidates) -> torch.Tensor:
+        return candidates.states[..., 0].sum(dim=2) - candidates.actions.abs().sum(dim=(2, 3))
+
+    def search(prompts: torch.Tensor, seeds: torch.Tensor, map_embedding: torch.Tensor | None = None) -> Plan:
+        return beam_search(
+            decoder,
+            prompts,
+            objective,
+            bins=Bins(gpt.layout, values),
+            config=SearchConfig(beam_width=16, horizon=4),
+            noise=Noise(seeds),
+            map_embedding=map_embedding,
+        )
+
+    captured = CapturedSearch(search, GPU, refresh=decoder.refresh)
+    prompts = torch.randint(NUM_BINS, (2, 27), generator=torch.Generator().manual_seed(1))
+    seeds = torch.arange(2)
+    for _ in range(2):
+        found = captured(prompts, seeds)
+        tokens, scores = found.tokens.clone(), found.scores.clone()
+        expected = search(prompts.to(GPU), seeds.to(GPU))
+        assert torch.equal(tokens, expected.tokens)
+        assert torch.equal(scores, expected.scores)

@@ -1,0 +1,46 @@
+"""The parts of the cached decoder; its logits and plans are compared in test_decoder.py and test_beam*.py."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from tests.search.test_decoder import LAYOUTS, random_gpt
+from trajectory_transformer.config import ModelConfig
+from trajectory_transformer.model.gpt import Block
+from trajectory_transformer.search.cached import CachedDecoder, TransposedLinear, with_transposed_weights
+
+
+def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+@torch.no_grad()
+def test_a_block_with_transposed_weights_equals_the_plain_block() -> None:
+    generator = torch.Generator().manual_seed(0)
+    block = Block(ModelConfig(num_heads=2, width=16, dropout=0.0)).double().eval()
+    for parameter in block.parameters():
+        parameter.normal_(std=0.3, generator=generator)
+    transposed = with_transposed_weights(block)
+    assert sum(isinstance(module, TransposedLinear) for module in transposed.children()) == 4
+    assert not any(isinstance(module, TransposedLinear) for module in block.children()), "the original is unchanged"
+    for shape in ((3, 7, 16), (2, 4, 1, 16)):
+        x = torch.randn(shape, generator=generator, dtype=torch.float64)
+        torch.testing.assert_close(transposed(x, causal), block(x, causal), rtol=0, atol=1e-12)
+
+
+def test_a_decoder_uses_weights_that_change_between_searches() -> None:
+    gpt = random_gpt(LAYOUTS["rewards"])
+    decoder, prompt = CachedDecoder(gpt), torch.tensor([[0, 1, 2, 3, 4]])
+    for _ in range(2):
+        decoder.begin(prompt, max_candidates=1, max_new=1)
+        torch.testing.assert_close(decoder.logits()[0, 0], gpt(prompt)[0, -1], atol=1e-5, rtol=1e-5)
+        with torch.no_grad():
+            for parameter in gpt.parameters():
+                parameter.mul_(-1.5)
+
+
+def test_a_search_that_does_not_fit_into_memory_is_refused() -> None:
+    decoder = CachedDecoder(random_gpt(LAYOUTS["rewards"]))
+    with pytest.raises(ValueError, match=r"2000000000000 candidates needs .* GiB .*: lower search.beam_width"):
+        decoder.begin(torch.zeros(2, 2, dtype=torch.long), max_candidates=10**12, max_new=8)
