@@ -31,7 +31,10 @@ def main() -> None:
     write_log(Path("log.csv"))
     columns = Columns(episode="run", observations=("temperature",), actions=("power",), reward="comfort")
     dataset = load_dataset("log.csv", columns)
-    sizes, settings = ModelConfig(window=4, num_layers=1, width=32), TrainConfig(steps=200, batch_size=64)
+    sizes, settings = (
+        ModelConfig(window=4, num_layers=1, width=32),
+        TrainConfig(steps=200, batch_size=64, learning_rate=3e-3),
+    )
     model = train(dataset, tokens=TokenConfig(num_bins=20), model=sizes, train=settings)
     planner = Planner(model)
     for temperature in (12.0, 26.0):

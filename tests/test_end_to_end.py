@@ -97,7 +97,7 @@ def test_the_minigrid_demo_writes_its_result_and_report(tmp_path: Path, monkeypa
     assert main(["demo", "--task", "minigrid", "--demonstrations", "20", "--steps", "3", "--goals", "3"]) == 0
     run = tmp_path / "runs/demo"
     page = (run / "report.html").read_text()
-    assert "Goals reached on maps never seen" in page and "of 3 goals reached" in page
+    assert "Goals reached on held-out maps" in page and "of 3 goals reached" in page
     assert page.count("data:image/png;base64,") == 3
     assert json.loads((run / "evaluation.json").read_text())["settings"]["env"] == "MiniGrid-MultiRoom-N4-S5-v0"
 

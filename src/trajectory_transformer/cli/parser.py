@@ -20,6 +20,8 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 _PRESET_GROUPS = ("tokens", "model", "train", "search")
 
+_NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
+
 _AUTHORS = "is part of --tokens.authors_conventions (preset reference)"
 _OPTIMIZER = "is part of --train.optimizer"
 _BACKEND = "is part of --train.backend"
@@ -106,6 +108,7 @@ def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Co
     """Read a command's flags into its dataclass; a value that it refuses is a ValueError."""
     parser = CommandParser(prog=f"tt {command_name}", description=command.__doc__, formatter_class=HelpFormatter)
     parser.allow_abbrev = False  # an abbreviated --preset would be missed below
+    parser._negative_number_matcher = _NEGATIVE  # argparse takes -1e-05 for a flag
     parser.add_argument("--config", action="config", help="YAML file of settings; flags after it override it.")
     for field, text in command.positional.items():
         parser.add_argument(field, type=str | None, nargs="?", help=text)
