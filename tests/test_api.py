@@ -9,6 +9,7 @@ import pytest
 
 import trajectory_transformer
 from trajectory_transformer import (
+    Episode,
     ModelConfig,
     Objective,
     Planner,
@@ -68,7 +69,7 @@ def test_run_folders_are_strings_or_paths(run: str) -> None:
 def test_evaluate_gives_the_metrics_and_episodes_of_the_command(run: str, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     assert main(["evaluate", run, "--episodes", "2", "--out", str(out), *FLAGS]) == 0
-    played = []
+    played: list[Episode] = []
     found = evaluate(Planner(run, search=SEARCH, seed=FIRST_SEED), episodes=2, on_episode=played.append)
     stored = json.loads(out.read_text())
     assert untimed(found.metrics) == untimed(stored["metrics"])
@@ -135,6 +136,6 @@ def test_discount_and_value_includes_reward_reach_the_objective(
 def test_an_objective_excludes_kind_and_discount(run: str) -> None:
     for more in ({"kind": "return"}, {"discount": 0.5}):
         with pytest.raises(ValueError, match="an objective replaces kind and discount"):
-            Planner(run, objective=discounted_return(0.9), **more)  # type: ignore[arg-type]
+            Planner(run, objective=discounted_return(0.9), **more)
     with pytest.raises(ValueError, match="a discount is for planning for return, not for imitate"):
         Planner(run, kind="imitate", discount=0.5)

@@ -186,7 +186,8 @@ def test_a_recorded_evaluation_can_be_repeated(tt: Run, tmp_path: Path) -> None:
     assert tt("train", "p.npz", "--train.steps", 1, "--train.batch_size", 2, "--out", "my run", *sizes)[0] == 0
     search = ["--search.beam_width", 1, "--search.horizon", 1, "--search.first_action.nucleus", 1.0]
     search += ["--search.action.nucleus", "null", "--search.action.middle", 0.5]
-    for number, extra in enumerate(([], ["--env_options", "{}"], ["--discount", 0.5])):
+    choices: list[list[object]] = [[], ["--env_options", "{}"], ["--discount", 0.5]]
+    for number, extra in enumerate(choices):
         code, text = tt("evaluate", "my run", "--episodes", 1, *search, *extra, "--out", f"{number}.json")
         assert code == 0, text
         result = json.loads((tmp_path / f"{number}.json").read_text())

@@ -147,5 +147,8 @@ def _counting(episodes: int) -> Iterator[Callable[[Episode], None]]:
         try:
             yield count
         except ValueError:
-            bar.live.transient = not returns  # the error alone is shown if nothing was played
+            if not returns:  # nothing was played: show the error alone
+                bar.live.transient = True
+                bar.live.stop()
+                bar.disable = True
             raise
