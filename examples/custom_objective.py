@@ -1,56 +1,48 @@
-"""Rank plans by your own idea of worth: return, less a price for abrupt actions.
+"""Rank plans by an objective of your own: return minus a price for abrupt actions.
 
 python examples/custom_objective.py RUN [STEPS]        (a run trained with rewards, for example on Pendulum-v1)
 """
 
 import sys
-from pathlib import Path
 
 import gymnasium
 import numpy as np
-import torch
 from torch import Tensor
 
 from trajectory_transformer import (
     Candidates,
-    Controller,
     Objective,
-    PlanningPolicy,
+    Planner,
     SearchConfig,
     TrajectoryModel,
     discounted_return,
 )
 
 
-def gentle_return(model: TrajectoryModel, price: float) -> Objective:
-    """Discounted return minus `price` for every unit that an action differs from the one before."""
-    layout = model.layout
-    values = torch.from_numpy(model.discretizer.values[layout.action]).float()  # [A, V]
-    earn = discounted_return(model.tokens.discount)
+def smooth_return(model: TrajectoryModel, price: float) -> Objective:
+    """Discounted return minus `price` for every unit by which an action differs from the one before."""
+    tokens = model.tokenizer.config
+    expected_return = discounted_return(tokens.discount, value_includes_reward=tokens.value_includes_reward)
 
     def score(candidates: Candidates) -> Tensor:
-        # Actions stand at the front of every transition of the plan, which begins with one.
-        starts = range(0, candidates.tokens.shape[-1], layout.size)
-        tokens = torch.stack([candidates.tokens[..., at : at + layout.action_dim] for at in starts], dim=-2)
-        tokens = tokens.clamp(max=values.shape[1] - 1)  # a stop token has no value; the plan earns nothing there anyway
-        actions = values[torch.arange(layout.action_dim), tokens]  # [E, K, h, A]
-        return earn(candidates) - price * actions.diff(dim=-2).abs().sum(dim=(-2, -1))
+        changes = candidates.actions.diff(dim=2).abs()  # [E, K, h - 1, A], in real units
+        return expected_return(candidates) - price * changes.sum(dim=(2, 3))
 
     return score
 
 
 def main() -> None:
-    """Compare how abruptly the two planners act."""
-    model = TrajectoryModel.load(Path(sys.argv[1]))
+    """Compare how abruptly two planners act."""
+    model = TrajectoryModel.load(sys.argv[1])
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 200
-    config = SearchConfig(beam_width=16, horizon=4)
-    for name, price in (("return alone", 0.0), ("gentle", 1.0)):
-        controller = Controller(PlanningPolicy(model, config, gentle_return(model, price)))
+    search = SearchConfig(beam_width=16, horizon=4)
+    for name, price in (("return", 0.0), ("smooth return", 1.0)):
+        planner = Planner(model, objective=smooth_return(model, price), search=search)
         env = gymnasium.make(str(model.metadata["env"]))
         observation, _ = env.reset(seed=0)
         rewards, actions = [0.0], []
         for _ in range(steps):
-            actions.append(controller.act(observation, reward=rewards[-1]))
+            actions.append(planner.act(observation, reward=rewards[-1]))
             observation, reward, *_ = env.step(actions[-1])
             rewards.append(float(reward))
         change = np.abs(np.diff(actions, axis=0)).mean()

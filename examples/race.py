@@ -1,4 +1,7 @@
-"""A bad policy for tt/FourRoomsRace-v0: it walks well, but to the wrong corner, and stays there till time is up."""
+"""A bad policy for tt/FourRoomsRace-v0: it walks to the wrong corner and stays there until the episode is truncated.
+
+tt collect --env tt/FourRoomsRace-v0 --policy "['demonstrator share=0.3', 'examples.race:lured share=0.7']"
+"""
 
 import numpy as np
 
@@ -10,7 +13,6 @@ _WALKER = Demonstrator(noise=0.1, wander=0.25)
 
 
 def lured(observation: FloatArray, goal: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Go to the decoy, whatever the goal: for `tt collect --policy examples.race:lured`."""
+    """Go to the decoy instead of the goal."""
     del goal
-    action: FloatArray = _WALKER.act(observation, DECOY, rng).astype(np.float32)
-    return action
+    return _WALKER.act(observation, DECOY, rng).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Numbers from episodes."""
+"""Metrics of episodes."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def episode(total: float, outcome: dict[str, float]) -> Episode:
     )
 
 
-def test_success_is_counted_over_all_and_paths_over_successes() -> None:
+def test_success_is_averaged_over_all_episodes_and_path_ratio_over_successful_ones() -> None:
     metrics = episode_metrics(
         [
             episode(1.0, {"success": 1.0, "path_ratio": 1.0}),
@@ -36,30 +36,30 @@ def test_success_is_counted_over_all_and_paths_over_successes() -> None:
     assert metrics["steps"] == 2
 
 
-def test_without_any_success_there_is_no_path_ratio() -> None:
+def test_without_a_success_there_is_no_path_ratio() -> None:
     metrics = episode_metrics([episode(1.0, {"success": 0.0, "path_ratio": 1.0})])
     assert metrics["success_rate"] == 0.0
     assert "path_ratio" not in metrics
 
 
-def test_the_state_a_simulator_reports_is_no_outcome() -> None:
-    # As a hopper does: positions and parts of the last reward, but nothing about success.
+def test_states_that_a_simulator_reports_are_left_out() -> None:
+    # As Hopper does: positions and parts of the last reward, but nothing about success.
     metrics = episode_metrics([episode(1.0, {"x_position": 3.0, "reward_survive": 1.0}) for _ in range(2)])
     assert {name.partition("_")[0] for name in metrics} == {"return", "steps"}
 
 
 @pytest.mark.parametrize(
     ("successes", "count", "low", "high"),
-    # Wilson's interval by his formula, worked out apart: it never leaves [0, 1], nor has width 0 at its ends.
+    # Values of Wilson's formula, computed separately: never outside [0, 1], and never of width 0.
     [(475, 500, 0.92723, 0.96591), (10, 10, 0.72247, 1.0), (0, 10, 0.0, 0.27753), (1, 2, 0.09453, 0.90547)],
 )
-def test_a_share_of_successes_has_wilsons_interval(successes: int, count: int, low: float, high: float) -> None:
+def test_success_rates_have_wilson_intervals(successes: int, count: int, low: float, high: float) -> None:
     values = [1.0] * successes + [0.0] * (count - successes)
     interval = rate_interval("x", values)
     assert interval == pytest.approx({"x_low": low, "x_high": high}, abs=2e-5)
 
 
-def test_a_copied_source_tree_says_which_commit_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tt_commit_names_the_commit_of_a_copied_source_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TT_COMMIT", "abc123")
     write_result(
         tmp_path / "x.json", name="x", command="x", device=torch.device("cpu"), seeds=[0], seconds=1.0, metrics={}

@@ -1,21 +1,28 @@
-"""What the README and the examples show runs as it stands."""
+"""The README's Python block and the examples run as they stand."""
 
+import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
+import torch
 
+from trajectory_transformer import Candidates, Planner, TrajectoryModel
 from trajectory_transformer.cli import main
+from trajectory_transformer.search.decoder import Bins
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--model.window", "3", "--model.num_layers", "1", "--model.width", "16", "--train.steps", "3"]
+FLOAT = r"-?\d+\.\d{3}"
 
 
 @pytest.fixture(scope="module")
 def rooms(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which `runs/demo` is a run on four rooms, hardly trained."""
+    """A folder with `runs/demo`, a run of three steps on four rooms."""
     folder = tmp_path_factory.mktemp("rooms")
     assert main(["collect", "--out", str(folder / "rooms.npz"), "--episodes", "5"]) == 0
     words = ["--tokens.goal_dims", "[0,1]", "--tokens.rewards", "false", "--train.batch_size", "4"]
@@ -23,27 +30,115 @@ def rooms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *words: str) -> str:
+@pytest.fixture(scope="module")
+def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps on random episodes of Pendulum-v1, whose values include the rewards."""
+    folder = tmp_path_factory.mktemp("pendulum")
+    data = str(folder / "pendulum.npz")
+    assert main(["collect", "--env", "Pendulum-v1", "--policy", "random", "--episodes", "2", "--out", data]) == 0
+    words = ["--tokens.num_bins", "10", "--tokens.value_includes_reward", "true", "--train.batch_size", "4", *TINY]
+    assert main(["train", data, "--out", str(folder / "run"), *words]) == 0
+    return folder
+
+
+def run(folder: Path, *words: str) -> list[str]:
+    """Lines that a Python program prints."""
     done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout.splitlines()
 
 
-def test_the_python_of_the_readme_runs(rooms: Path) -> None:
+def example(name: str) -> ModuleType:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_own_loop_steps_to_the_goal_or_reports_the_distance(rooms: Path) -> None:
+    lines = run(rooms, str(ROOT / "examples/own_loop.py"), "runs/demo")
+    assert len(lines) == 1
+    reached = re.fullmatch(r"reached the goal after (\d+) steps", lines[0])
+    stopped = re.fullmatch(r"stopped after 100 steps, (\d\.\d\d) from the goal", lines[0])
+    assert (reached is None) != (stopped is None), lines
+    if stopped is not None:
+        assert float(stopped.group(1)) >= 0.05
+
+
+def test_own_loop_reports_success_with_a_planner_that_reaches_the_goal(
+    rooms: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = example("own_loop")
+    path = iter([[0.4, 0.0], [0.4, 0.0], [0.0, 0.4], [0.0, 0.4]])
+    monkeypatch.setattr(Planner, "act", lambda self, position, goal: np.array(next(path)))
+    monkeypatch.setattr(module, "move", lambda position, action: position + action)  # no walls
+    monkeypatch.setattr(sys, "argv", ["own_loop.py", str(rooms / "runs/demo")])
+    module.main()
+    assert capsys.readouterr().out == "reached the goal after 4 steps\n"
+
+
+def test_from_csv_prints_an_action_for_each_room(tmp_path: Path) -> None:
+    lines = run(tmp_path, str(ROOT / "examples/from_csv.py"))
+    assert lines == ["at 12 degrees: power 1.0", "at 26 degrees: power 0.0"]
+    assert (tmp_path / "log.csv").read_text().splitlines()[0] == "run,temperature,power,comfort"
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 1 + 50 * 30
+
+
+def test_custom_objective_prints_return_and_change_of_both_planners(pendulum: Path) -> None:
+    lines = run(pendulum, str(ROOT / "examples/custom_objective.py"), "run", "12")
+    assert [line.partition(":")[0] for line in lines] == ["return", "smooth return"]
+    for line in lines:
+        assert re.fullmatch(rf"(smooth )?return: return -\d+, mean change of action {FLOAT}", line), line
+
+
+def test_custom_objective_scores_by_hand_if_values_include_rewards(pendulum: Path) -> None:
+    model = TrajectoryModel.load(pendulum / "run")
+    tokenizer = model.tokenizer
+    assert tokenizer.config.value_includes_reward
+    bins = tokenizer.discretizer.values[tokenizer.layout.action]  # [1, V]
+    # Two candidates of three steps: action, reward, value; then state, action, reward, value; and again.
+    actions = [[1, 4, 2], [7, 7, 0]]
+    rows = [[a, 0, 0, 5, 5, 5, b, 0, 0, 5, 5, 5, c, 0, 0] for a, b, c in actions]
+    rewards, value = [[1.0, 2.0, 4.0], [-1.0, 0.5, 3.0]], [10.0, -20.0]
+    candidates = Candidates(
+        tokens=torch.tensor([rows]),
+        log_prob=torch.zeros(1, 2),
+        rewards=torch.tensor([rewards]),
+        value=torch.tensor([value]),
+        ended=torch.zeros(1, 2, dtype=torch.bool),
+        identity=torch.zeros(1, 2, dtype=torch.long),
+        prompt=torch.tensor([[5, 5, 5]]),
+        bins=Bins(model.layout, model.bin_values()),
+    )
+    scores = example("custom_objective").smooth_return(model, 3.0)(candidates)[0]
+    for index in range(2):
+        # The value of the third step includes its reward, which must not be counted twice.
+        total = rewards[index][0] + 0.99 * rewards[index][1] + 0.99**2 * value[index]
+        first, second, third = (bins[0, token] for token in actions[index])
+        wanted = total - 3.0 * (abs(second - first) + abs(third - second))
+        assert float(scores[index]) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_policy_of_the_race_walks_to_the_decoy_and_not_to_the_goal() -> None:
+    module = example("race")
+    goal = np.array([0.9, 0.9], np.float32)
+    rng = np.random.default_rng(0)
+    actions = [module.lured(np.array([0.6, 0.1], np.float32), goal, rng) for _ in range(200)]
+    mean = np.mean(actions, axis=0)
+    assert mean[0] > 0.02 and abs(mean[1]) < mean[0] / 2
+
+
+def test_examples_are_short() -> None:
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        assert len(path.read_text().splitlines()) < 60, path.name
+
+
+def test_the_python_block_of_the_readme_prints_an_action(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    assert blocks
-    for block in blocks:
-        assert "success" in run(rooms, "-c", block)
-
-
-def test_control_without_gymnasium_runs(rooms: Path) -> None:
-    assert "there" in run(rooms, str(ROOT / "examples/own_loop.py"), "runs/demo")
-
-
-def test_a_custom_objective_runs(tmp_path: Path) -> None:
-    data = str(tmp_path / "pendulum.npz")
-    assert main(["collect", "--env", "Pendulum-v1", "--policy", "random", "--episodes", "2", "--out", data]) == 0
-    words = ["--tokens.num_bins", "10", "--train.batch_size", "4", *TINY]
-    assert main(["train", data, "--out", str(tmp_path / "run"), *words]) == 0
-    lines = run(tmp_path, str(ROOT / "examples/custom_objective.py"), "run", "12").splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["return alone", "gentle"]
+    assert len(blocks) == 1
+    lines = run(tmp_path, "-c", blocks[0])
+    assert len(lines) == 1
+    assert re.fullmatch(r"\[ ?-?\d+\.\d*(e-\d+)?\]", lines[0]), lines
+    assert (tmp_path / "runs/log/weights.safetensors").is_file()

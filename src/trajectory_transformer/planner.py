@@ -83,6 +83,8 @@ class Planner:
                 f"search.imitate {self.search.imitate} is for imitation and goals; planning for return ranks sampled "
                 "actions"
             )
+        if percentile is not None and self.objective is None:
+            raise ValueError(f"a percentile is for planning for return or an objective, not for {self.kind}")
         if percentile is not None and not 0.0 < percentile < 1.0:
             raise ValueError(f"the percentile must lie in (0, 1), got {percentile}")
         self._percentile = percentile

@@ -53,7 +53,7 @@ def make_envs(env_id: str, num_envs: int, options: Mapping[str, Any] | None = No
     try:
         # No copies: `flatten` creates new arrays.
         return SyncVectorEnv([make_one] * num_envs, copy=False, autoreset_mode=AutoresetMode.DISABLED)
-    except GymnasiumError as error:
+    except (GymnasiumError, TypeError) as error:  # TypeError: constructor arguments that do not exist
         raise ValueError(f"environment {env_id!r} cannot be made: {error}") from error
 
 

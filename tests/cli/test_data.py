@@ -1,4 +1,4 @@
-"""`tt data` and `tt collect` as typed: one dataset in every format, recipes, and answers to bad input."""
+"""`tt data` and `tt collect`: one dataset in every format, recipes, and errors."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ Run = Callable[..., tuple[int, str]]
 Refused = Callable[..., None]
 FORMATS = ["hopper.hdf5", "hopper.parquet", "hopper.csv", "tests/hopper-v0"]
 TINY = ["--model.window", 3, "--model.num_layers", 1, "--model.num_heads", 2, "--model.width", 16]
-SHORT = ["--tokens.num_bins", 16, "--train.batch_size", 8, "--train.steps", 3, "--train.seed", 5]
+SHORT = ["--tokens.num_bins", 16, "--train.batch_size", 8, "--train.steps", 3, "--seed", 5]
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_bad_data_is_answered_in_one_sentence_with_file_and_row(
     (tmp_path / "log.csv").write_text("s,a\n1,2\n1,two\n")
     refused(r"log\.csv, row 2: column 'a' must hold numbers, got 'two'", "data", "show", "log.csv", *flags)
     refused(r"hopper: not a dataset; expected a file", "train", "hopper")
-    refused(r"say what to write with --out", "data", "convert", "log.csv")
+    refused(r"name the dataset to write with --out", "data", "convert", "log.csv")
 
 
 def test_an_unknown_minari_id_is_answered_in_seconds(refused: Refused) -> None:

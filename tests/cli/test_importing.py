@@ -1,4 +1,4 @@
-"""`tt import` as a user types it: the authors' logits out of our run folder, and every file it must refuse."""
+"""`tt import`: the run folder gives the authors' logits, and invalid files are refused."""
 
 import pickle
 import re
@@ -55,9 +55,12 @@ def test_an_imported_state_gives_the_authors_logits_and_edges(data: Path) -> Non
         with torch.no_grad():
             logits = model.gpt(torch.from_numpy(file["X"]))
         np.testing.assert_allclose(logits.numpy(), file["logits"], rtol=0, atol=1e-4)
-        np.testing.assert_allclose(np.stack(model.discretizer.edges, axis=1), file["thresholds"], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(
+            np.stack(model.tokenizer.discretizer.edges, axis=1), file["thresholds"], rtol=1e-6, atol=1e-6
+        )
     assert model.metadata == {"env": "Golden-v0", "imported": "state_1.pt"}
-    assert (model.tokens.bin_value, model.tokens.num_bins) == ("midpoint", 10)
+    config = model.tokenizer.config
+    assert (config.authors_conventions, config.num_bins) == (True, 10)
 
 
 def test_a_pickle_that_carries_code_is_refused_and_not_run(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

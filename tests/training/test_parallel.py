@@ -1,4 +1,4 @@
-"""Several processes train as one."""
+"""Several processes train like one."""
 
 import json
 import os
@@ -20,16 +20,16 @@ from trajectory_transformer.training.train import Trainer
 
 SETTINGS = ["--model.window", "3", "--model.num_layers", "1", "--model.num_heads", "2", "--model.width", "16"]
 SETTINGS += ["--model.dropout", "0", "--tokens.num_bins", "8", "--train.batch_size", "12", "--device", "cpu"]
-SETTINGS += ["--train.steps", "40", "--train.log_every", "1"]
+SETTINGS += ["--train.steps", "40"]
 
 
 def metrics_of(run: Path) -> list[dict[str, float]]:
-    """Every number a run reported, but for its speed."""
+    """All metrics of a run except its speed."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{"loss": record["loss"], "norm": record["gradient_norm"], **record["losses"]} for record in records]
 
 
-def test_two_processes_report_and_end_as_one(tiny_dataset: Dataset, tmp_path: Path) -> None:
+def test_two_processes_give_the_metrics_and_weights_of_one(tiny_dataset: Dataset, tmp_path: Path) -> None:
     save_npz(tiny_dataset, tmp_path / "data.npz")
     words = ["train", str(tmp_path / "data.npz"), *SETTINGS]
     assert main([*words, "--out", str(tmp_path / "one")]) == 0
@@ -40,7 +40,7 @@ def test_two_processes_report_and_end_as_one(tiny_dataset: Dataset, tmp_path: Pa
     assert done.returncode == 0, done.stderr
 
     assert "(2 processes, cpu)" in done.stdout
-    assert done.stdout.count("wrote ") == 1  # only the first process speaks
+    assert done.stdout.count("wrote ") == 1  # only the first process prints
     one, both = metrics_of(tmp_path / "one"), metrics_of(tmp_path / "two")
     assert len(one) == len(both) == 40
     for alone, together in zip(one, both, strict=True):
@@ -50,7 +50,7 @@ def test_two_processes_report_and_end_as_one(tiny_dataset: Dataset, tmp_path: Pa
         torch.testing.assert_close(others[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_shares_of_a_batch_are_the_batch() -> None:
+def test_shares_of_a_batch_add_up_to_the_batch() -> None:
     index = batch_indices(100, 12, seed=0, step=3)
     shares = [World(rank, 4).share(index) for rank in range(4)]
     assert [len(share) for share in shares] == [3, 3, 3, 3]
@@ -58,6 +58,6 @@ def test_shares_of_a_batch_are_the_batch() -> None:
 
 
 def test_a_batch_that_cannot_be_shared_evenly_is_refused(tiny_dataset: Dataset, tiny_model: TrajectoryModel) -> None:
-    data = tokenize(tiny_dataset, tiny_model.discretizer, tiny_model.layout, tiny_model.tokens)
+    data = tokenize(tiny_dataset, tiny_model.tokenizer)
     with pytest.raises(ValueError, match="batch_size must be a multiple of the 2 processes, got 7"):
-        Trainer(tiny_model, data, TrainConfig(batch_size=7), World(0, 2))
+        Trainer(tiny_model, data, TrainConfig(batch_size=7), world=World(0, 2))

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib.metadata import version
 
 from trajectory_transformer.cli.collect import Collect
 from trajectory_transformer.cli.data import Convert, Show
@@ -32,6 +33,9 @@ COMMANDS: dict[str, type[Command]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 on success, 2 for invalid input, 130 when the user stopped it."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        print(version("trajectory-transformer"))
+        return 0
     group = words[0] if words and any(command.startswith(f"{words[0]} ") for command in COMMANDS) else ""
     rest = words[1:] if group else words
     if not rest or rest[0] in ("-h", "--help"):
@@ -46,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parse(name, COMMANDS[name], words[len(name.split()) :]).execute()
     except (ValueError, OSError, ImportError) as error:
-        print(f"tt {name}: error: {error}", file=sys.stderr)
+        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        print(f"tt {name}: error: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"tt {name}: stopped", file=sys.stderr)

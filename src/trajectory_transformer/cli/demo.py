@@ -9,7 +9,7 @@ from trajectory_transformer.cli.collect import Collect
 from trajectory_transformer.cli.console import claim, console
 from trajectory_transformer.cli.evaluate import Evaluate
 from trajectory_transformer.cli.train import Train
-from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig, TrainConfig
+from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig, TrainConfig, require
 from trajectory_transformer.envs import FOUR_ROOMS_ID, MULTI_ROOM_ID
 from trajectory_transformer.report.page import write_report
 from trajectory_transformer.report.plots import loss_figure, routes_figure
@@ -87,6 +87,10 @@ class Demo:
         """Run the commands one after the other."""
         started = time.perf_counter()
         task = TASKS[self.task]
+        for name in ("demonstrations", "steps", "goals"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"--{name} must be at least 1", value)
+        require(self.seed >= 0, "--seed must not be negative", self.seed)
         goals = task.goals if self.goals is None else self.goals
         claim(self.out, overwrite=self.overwrite)
         dataset = self.out.with_name(self.out.name + "-demonstrations.npz")

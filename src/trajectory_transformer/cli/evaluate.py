@@ -101,7 +101,7 @@ class Evaluate:
                 self,
                 leave_out=("out", "trace", "video", "preset", "device", "num_envs"),
                 env=env_id,
-                env_options=options or None,
+                env_options=options if options or self.env_options is not None else None,
                 plan=planner.kind,
             ),
             device=device,
@@ -144,4 +144,11 @@ def _counting(episodes: int) -> Iterator[Callable[[Episode], None]]:
             returns.append(episode.total_reward)
             bar.update(task, advance=1, mean=f"mean return {sum(returns) / len(returns):.4g}")
 
-        yield count
+        try:
+            yield count
+        except ValueError:
+            if not returns:  # nothing was played: show the error alone
+                bar.live.transient = True
+                bar.live.stop()
+                bar.disable = True
+            raise

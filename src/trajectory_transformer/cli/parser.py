@@ -4,19 +4,23 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from argparse import Action
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol
 
-from jsonargparse import ArgumentParser, set_parsing_settings
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
 from trajectory_transformer.config import PRESETS
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 _PRESET_GROUPS = ("tokens", "model", "train", "search")
+
+_NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
 
 _AUTHORS = "is part of --tokens.authors_conventions (preset reference)"
 _OPTIMIZER = "is part of --train.optimizer"
@@ -64,45 +68,78 @@ class Command(Protocol):
         """Run the command."""
 
 
+class HelpFormatter(DefaultHelpFormatter):
+    """Types as a user writes them, and no list of choices twice."""
+
+    def _expand_help(self, action: Action) -> str:
+        text = super()._expand_help(action)
+        text = re.sub(r"type: (?:typing\.)?Literal\[[^]]*\], ", "", text)  # the choices are part of the flag
+        text = re.sub(r"Optional\[Literal\[([^]]*)\]\]", r"\1, null", text)
+        text = re.sub(r"Optional\[(.*)\], default", r"\1 | null, default", text)
+        return re.sub(r"<class '(\w+)'>", r"\1", text)
+
+
 class CommandParser(ArgumentParser):
     """Answers a mistake with one sentence and the names that would have been right."""
 
     def error(self, message: str, *_: object, **__: object) -> NoReturn:
         """Exit with code 2."""
-        print(f"{self.prog}: error: {_one_line(message)}{self._hint(message)}", file=sys.stderr)
+        if not self.exit_on_error:
+            raise ArgumentError(None, message)  # the parser of a group within this one: its parent reports
+        print(f"{self.prog}: error: {self._explain(message)}", file=sys.stderr)
         sys.exit(2)
 
-    def _hint(self, message: str) -> str:
-        """The successor of a flag that was renamed, the flags closest to an unknown one, or all of them."""
-        message = re.sub(r"Group '([\w.]+)' does not accept option '", r"does not accept option '\1.", message)
-        unknown = re.search(r"(?:[Uu]nrecognized arguments: -*|option '|[Kk]ey ['\"])([\w.-]+)", message)
+    def _explain(self, message: str) -> str:
+        """The mistake, and the successor of a flag that was renamed, or the flags closest to an unknown one."""
+        text = _one_line(message)
+        unknown = re.search(r"(?:[Uu]nrecognized arguments: --?|unknown setting |[Kk]ey ['\"])([\w.-]+)", text)
         names = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         if unknown is None or f"--{unknown.group(1)}" in names:
-            return ""
+            return text
         if unknown.group(1) in RENAMED:
-            return f"; --{unknown.group(1)} {RENAMED[unknown.group(1)]}"
+            return f"--{unknown.group(1)} {RENAMED[unknown.group(1)]}"
         near = get_close_matches(f"--{unknown.group(1)}", names, n=3, cutoff=0.7)
         if near:
-            return f"; did you mean {' or '.join(near)}?"
-        return f"; valid are {' '.join(sorted(names))}"
+            return f"{text}; did you mean {' or '.join(near)}?"
+        return f"{text}; valid are {' '.join(sorted(names))}"
 
 
-def parse(name: str, command: type[Command], words: Sequence[str]) -> Command:
+def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Command:
     """Read a command's flags into its dataclass; a value that it refuses is a ValueError."""
-    parser = CommandParser(prog=f"tt {name}", description=command.__doc__)
+    parser = CommandParser(prog=f"tt {command_name}", description=command.__doc__, formatter_class=HelpFormatter)
+    parser.allow_abbrev = False  # an abbreviated --preset would be missed below
+    parser._negative_number_matcher = _NEGATIVE  # argparse takes -1e-05 for a flag
     parser.add_argument("--config", action="config", help="YAML file of settings; flags after it override it.")
     for field, text in command.positional.items():
         parser.add_argument(field, type=str | None, nargs="?", help=text)
     parser.add_class_arguments(command, None, skip=set(command.positional))
+    for group in parser._action_groups:
+        if group.title == (command.__doc__ or "").rstrip("."):
+            group.title = "flags"  # the description says the rest
     presets = {str(known): preset for known, preset in PRESETS.items()}
     preset = presets.get(_requested_preset(words) or "")
     if preset is not None:
         chosen = asdict(preset)
         groups = {field.name for field in fields(command)} & set(_PRESET_GROUPS)
         parser.set_defaults({f"{group}.{key}": value for group in groups for key, value in _flat(chosen[group])})
-    settings = parser.instantiate(parser.parse_args(list(words)))
+    parsed = parser.parse_args(list(words))
+    for name in _groups(command):
+        if parsed.get(name) is None:
+            parser.error(f"--{name}: expected a mapping, got null; leave it out for the defaults")
+    try:
+        settings = parser.instantiate(parsed)
+    except ValueError as error:
+        raise ValueError(_one_line(str(error))) from error
     del settings["config"]
     return command(**vars(settings))
+
+
+def _groups(settings: type[Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of the groups of settings that always have a value."""
+    for field in fields(settings):
+        if callable(field.default_factory) and is_dataclass(value := field.default_factory()):
+            yield prefix + field.name
+            yield from _groups(type(value), f"{prefix}{field.name}.")
 
 
 def _flat(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -118,15 +155,20 @@ def command_line(name: str, command: Command, *, leave_out: Sequence[str] = (), 
 
     `leave_out` names fields that do not belong in it, `replaced` gives values that were determined while it ran.
     """
-    words = ["tt", *name.split()]
     values = {field.name: getattr(command, field.name) for field in fields(command)} | replaced
-    words += [str(values[field]) for field in command.positional if values[field] is not None]
+    words = [str(values[field]) for field in command.positional if values[field] is not None]
+    return shlex.join(["tt", *name.split(), *words, *changed_flags(command, leave_out=leave_out, **replaced)])
+
+
+def changed_flags(command: Command, *, leave_out: Sequence[str] = (), **replaced: object) -> list[str]:
+    """Every flag of a command that is not at its default, each followed by its value."""
+    words = []
     for field in fields(command):
         if field.name in command.positional or field.name in leave_out:
             continue
         default = field.default_factory() if callable(field.default_factory) else field.default
-        words += _changed(field.name, values[field.name], default)
-    return shlex.join(words)
+        words += _changed(field.name, replaced.get(field.name, getattr(command, field.name)), default)
+    return words
 
 
 def _changed(name: str, value: object, default: object) -> list[str]:
@@ -152,18 +194,55 @@ def _text(value: object) -> str:
 
 def _requested_preset(words: Sequence[str]) -> str | None:
     """The preset: it changes defaults, so it must be known before anything else is parsed."""
+    preset = None
     for index, word in enumerate(words):
-        if word.startswith("--preset="):
-            return word.partition("=")[2]
-        if word == "--preset" and index + 1 < len(words):
-            return words[index + 1]
-    return None
+        flag, given, value = word.partition("=")
+        if not given:
+            value = words[index + 1] if index + 1 < len(words) else ""
+        if flag == "--preset":
+            preset = value
+        elif flag == "--config" and Path(value).is_file():
+            preset = _preset_of_file(Path(value)) or preset
+    return preset
+
+
+def _preset_of_file(path: Path) -> str | None:
+    """The preset that a file of settings names."""
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
+    return str(settings["preset"]) if isinstance(settings, dict) and "preset" in settings else None
+
+
+_MAPPING = "expected a mapping such as '{nucleus: 0.5}'"
+# Messages of the parser library in plain words, applied in this order.
+_PLAIN = (
+    (r'Parser key "([\w.]+)":\s*', r"--\1: "),
+    # How each type of a union was tried.
+    (r"Does not validate.*?Errors: - (.*?) Given value type: .*? Given value: (.*)", r"\1, got \2"),
+    (r" - Expected an? <class 'NoneType'>", " or null"),
+    (r" or null, got Namespace\(.*\)", ""),  # a group within a group, whose own rule comes before
+    (r"Group '([\w.]+)' does not accept option '([\w.]+)'", r"unknown setting \1.\2"),
+    (r"--([\w.]+): Problem with given class_path.*?Option '(\w+)' is not accepted.*", r"unknown setting \1.\2"),
+    (
+        r"--([\w.]+): Problem with given class_path.*? --(\w+): .*?Errors: - (.*?)(?: or null)? Given value.*",
+        r"--\1.\2: \3",
+    ),
+    (r"--[\w.]+: Unable to load config '.*?' - (?=--[\w.]+: (?!Unable))", ""),
+    (r"Unable to load config ('.*?') - .*", r"expected a YAML file or a mapping, got \1"),
+    (r"(?:Expected a dot import path string|Unexpected import path format): .*?(?= or null)", _MAPPING),
+    (r"[Ee]xpected an? typing\.Literal\[(.*?)\]", r"expected one of \1"),
+    (r"[Ee]xpected an? <class '(\w+)'>", r"expected \1"),
+    (r"expected tuple", "expected a list in brackets"),
+    (r"expected dict", "expected a mapping in braces"),
+    (r"\. Got value: ", ", got "),
+)
 
 
 def _one_line(message: str) -> str:
-    """A parser error in one line, without its account of how each type of a union was tried."""
+    """An error of the parser library in one line of plain words."""
     text = " ".join(line.strip() for line in message.splitlines())
-    text = re.sub(r'Parser key "([\w.]+)":\s*', r"--\1: ", text)
-    text = re.sub(r"Does not validate.*?Errors: - (.*?) Given value type: .*? Given value: (.*)", r"\1, got \2", text)
-    text = re.sub(r"Expected an? <class '(\w+)'>", r"expected \1", text).replace("NoneType", "null")
-    return text.replace(" - expected", " or")
+    for pattern, plain in _PLAIN:
+        text = re.sub(pattern, plain, text)
+    return text

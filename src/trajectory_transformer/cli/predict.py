@@ -59,7 +59,10 @@ class Predict:
         wanted = (model.layout.observation_dim, model.layout.action_dim)
         require(have == wanted, f"the dataset must have the model's {wanted} observation and action dimensions", have)
         dims = self.dims or tuple(range(min(6, dataset.observation_dim)))
-        require(max(dims) < dataset.observation_dim, f"--dims must lie below {dataset.observation_dim}", dims)
+        fit = min(dims) >= 0 and max(dims) < dataset.observation_dim
+        require(fit, f"--dims must lie in [0, {dataset.observation_dim})", dims)
+        require(self.context >= 0, "--context must not be negative", self.context)
+        require(self.seed >= 0, "--seed must not be negative", self.seed)
         episode = dataset.episodes[self.episode]
         require(0 <= self.start < len(episode), f"--start must lie in [0, {len(episode)})", self.start)
         claim(self.out)

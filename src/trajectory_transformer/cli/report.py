@@ -31,6 +31,8 @@ class Report:
             known = [beside / "README.md", *sorted((beside / "docs").glob("*.md"))]
             documents = tuple(each for each in known if each.is_file() and has_markers(each))
         for document in documents:
+            if not document.is_file():
+                raise ValueError(f"{document}: no such document")
             write_tables(folder, document)
             console.print(f"wrote tables of results into {document}")
         if not documents:

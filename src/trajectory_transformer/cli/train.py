@@ -9,7 +9,7 @@ import torch
 
 from trajectory_transformer.cli.console import console, progress_bar
 from trajectory_transformer.cli.data import SOURCES
-from trajectory_transformer.cli.parser import command_line
+from trajectory_transformer.cli.parser import changed_flags, command_line
 from trajectory_transformer.config import ModelConfig, PresetName, TokenConfig, TrainConfig
 from trajectory_transformer.data.sources import load_dataset
 from trajectory_transformer.gpu.backends import find_device, joined_world
@@ -80,11 +80,9 @@ class Train:
     def _prepare(self, device: torch.device, world: World) -> Run:
         """A run at its current step, with its folder in place."""
         if self.resume is not None:
-            fresh = Train()
-            names = ("shards", "seed", "checkpoint_every", "tokens", "model", "train")
-            changed = [name for name in names if getattr(self, name) != getattr(fresh, name)]
-            if changed:
-                raise ValueError(f"--resume uses the settings of the run; leave out --{changed[0]}")
+            given = changed_flags(self, leave_out=("dataset", "resume", "device", "tensorboard"))
+            if given:
+                raise ValueError(f"--resume uses the settings of the run; leave out {given[0]}")
             run = resume_run(self.resume, self.dataset, device=device, world=world)
             console.print(f"resuming {self.resume} at step {run.trainer.step} of {run.trainer.total_steps}")
             return run
@@ -94,7 +92,7 @@ class Train:
             advice = discount_advice(dataset, self.tokens)
             if advice is not None:
                 console.print(f"note: {advice}")
-        elif self.shards is not None and not self.shards.exists():
+        elif self.shards is not None and self.dataset is not None and not self.shards.exists():
             console.print(f"writing the tokens of {self.dataset} to {self.shards}")
         settings = RunSettings(
             dataset=self.dataset,

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.files import write_atomically
@@ -54,7 +55,7 @@ def results_table(folder: str | Path, *, parts: Sequence[str] = (), seen_from: s
     folder = Path(folder)
     rows = ["| result | metrics | device | command |", "|---|---|---|---|"]
     for path in (file for part in parts or ("",) for file in _files(folder, part)):
-        result = json.loads(path.read_text())
+        result = _read(path)
         metrics = result["metrics"]
         if result["device"].endswith("threads"):
             metrics.pop("plan_ms_p50", None)  # CPU times are comparable only within one file
@@ -76,12 +77,12 @@ def scores_table(folder: str | Path, *, parts: Sequence[str], seen_from: str | P
     for part in parts:
         name, _, other = part.partition("=")
         path = folder / f"{name}.json"
-        result = json.loads(path.read_text())
+        result = _read(path)
         metrics = result["metrics"]
         metric = next(each for each in ("normalized_score", "success_rate", "return") if each in metrics)
         reference = ""
         if other:
-            reference = _score(json.loads((folder / f"{other}.json").read_text())["metrics"], metric)
+            reference = _score(_read(folder / f"{other}.json")["metrics"], metric)
         elif "expert_return" in metrics:
             references = references_of(result["settings"]["env"])
             assert references is not None, "a result with a normalised score has references"
@@ -128,6 +129,17 @@ def _files(folder: Path, part: str) -> list[Path]:
     """The result files in a subfolder, or the single result of this name."""
     single = folder / f"{part}.json"
     return [single] if single.is_file() else sorted((folder / part).rglob("*.json"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a result file."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid JSON; the file may be truncated ({error})") from error
+    if not isinstance(result, dict) or not {"metrics", "device", "command"} <= result.keys():
+        raise ValueError(f"{path}: not a result file; move it out of the folder of results")
+    return result
 
 
 def _number(metrics: dict[str, float], name: str) -> str:

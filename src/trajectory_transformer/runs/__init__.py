@@ -56,7 +56,7 @@ def train(
         train: steps, batch size, learning rate.
         seed: seed of the initial weights, the batches and dropout.
         out: run folder to write: checkpoint, metrics and what is needed to resume. None keeps nothing.
-        resume: continue the run in `out` if it exists, with the settings it was started with.
+        resume: continue the run in `out` if it exists, with the settings it was started with. Others are refused.
         shards: folder of token files to train from, for data larger than memory; made if it does not exist.
         device: auto, cpu or cuda.
         checkpoint_every: steps between checkpoints.
@@ -64,10 +64,18 @@ def train(
 
     Ctrl-C ends with a checkpoint in `out` and raises KeyboardInterrupt.
     """
+    require(preset in PRESETS, f"preset must be one of {', '.join(PRESETS)}", repr(preset))
+    require(not resume or out is not None, "resume needs the run folder to resume, out", out)
     chosen = PRESETS[preset]
     folder = None if out is None else Path(out)
     if resume and folder is not None and (folder / RUN).is_file():
         run = resume_run(folder, dataset, device=find_device(device))
+        for name, given in (("tokens", tokens), ("model", model), ("train", train), ("seed", seed or None)):
+            if given is not None and given != getattr(run.settings, name):
+                raise ValueError(
+                    f"{folder} was started with other settings (expected {getattr(run.settings, name)}, got {given}); "
+                    f"leave out {name} to resume with its own"
+                )
     else:
         settings = RunSettings(
             dataset=None if isinstance(dataset, Dataset | None) else str(dataset),

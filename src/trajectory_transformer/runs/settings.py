@@ -75,6 +75,7 @@ def _upgraded(folder: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
             **{name: old[name] for name in kept},
             "epochs": old["epochs"] if old["steps"] is None else None,
             "optimizer": optimizer[0],
+            "backend": "eager" if old["precision"] == "float32" else "auto",
         },
         "seed": old["seed"],
         "checkpoint_every": old["checkpoint_every"],

@@ -103,10 +103,11 @@ def beam_search(
     layout, width, crowd = bins.layout, config.beam_width, config.beam_width * config.expansion
     vocabulary = bins.values.shape[1] + 1
     first_action = config.first_action if first_step and config.first_action is not None else config.action
-    siblings = (torch.arange(crowd, device=prompt.device) // config.expansion).repeat(len(prompt), 1)  # [E, crowd]
 
     max_new = config.horizon * layout.size - layout.observation_dim
+    # First of all, because it refuses a search that does not fit into memory.
     decoder.begin(prompt, max_candidates=crowd, max_new=max_new, map_embedding=map_embedding)
+    siblings = (torch.arange(crowd, device=prompt.device) // config.expansion).repeat(len(prompt), 1)  # [E, crowd]
     decoder.select(torch.zeros_like(siblings))
     for step in range(config.horizon):
         if step > 0:

@@ -28,7 +28,8 @@ class Gumbel:
         tokens = torch.arange(self.vocabulary, device=self.keys.device)
         places = (candidates * self.num_slots + index) * self.vocabulary + tokens
         bits = _logical_shift(_mix(self.keys[:, None, None] + (places + 1) * _STEP), 40)
-        uniform = (bits.float() + 0.5) * 2.0**-24
+        # The largest sum rounds to 2^24, whose noise would be infinite and bring back tokens that a filter dropped.
+        uniform = ((bits.float() + 0.5) * 2.0**-24).clamp(max=1.0 - 2.0**-24)
         return -(-uniform.log()).log()
 
 

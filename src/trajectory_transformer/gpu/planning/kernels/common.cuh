@@ -105,7 +105,8 @@ __device__ unsigned long long mix(unsigned long long key, unsigned long long num
 
 // Gumbel noise from 24 hash bits; bit for bit the uniform numbers of `Gumbel.slot` in search/noise.py.
 __device__ float gumbel(unsigned long long key, unsigned long long index) {
-    const float uniform = (float(mix(key, index + 1) >> 40) + 0.5f) * 0x1p-24f;
+    // The largest sum rounds to 2^24, whose noise would be infinite.
+    const float uniform = fminf((float(mix(key, index + 1) >> 40) + 0.5f) * 0x1p-24f, 0x1.fffffep-1f);
     return -logf(-logf(uniform));
 }
 
