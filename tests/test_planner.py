@@ -295,6 +295,8 @@ def test_the_percentile_reaches_the_search(monkeypatch: pytest.MonkeyPatch) -> N
     for wrong in (0.0, 1.0):
         with pytest.raises(ValueError, match=rf"the percentile must lie in \(0, 1\), got {wrong}"):
             Planner(model, percentile=wrong)
+    with pytest.raises(ValueError, match="a percentile is for planning for return or an objective, not for imitate"):
+        Planner(model, kind="imitate", percentile=0.3)
 
 
 def test_a_custom_objective_decides_the_plan() -> None:

@@ -107,7 +107,7 @@ def test_a_config_file_sets_flags_and_flags_override_it(tt: Run, made: Path, tmp
 
 
 def test_a_preset_changes_defaults_and_flags_override_it(tt: Run, made: Path, tmp_path: Path) -> None:
-    words = ["--preset", "paper", "--train.steps", 1, "--train.epochs", "null", "--train.batch_size", 2, *TINY_MODEL]
+    words = ["--preset", "paper", "--train.steps", 1, "--train.batch_size", 2, *TINY_MODEL]
     words += ["--train.warmup_steps", 7]
     code, text = tt("train", made / "rooms.npz", "--out", "run", *words)
     assert code == 0, text

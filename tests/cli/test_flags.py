@@ -296,3 +296,20 @@ def test_help_shows_types_in_plain_words(tt: Run, name: str) -> None:
     assert f"usage: tt {name}" in joined
     for raw in ("<class", "Optional[", "typing."):
         assert raw not in joined, raw
+
+
+@pytest.mark.parametrize(
+    ("words", "epochs", "steps"),
+    [
+        (["--preset", "reference"], None, 195_312),
+        (["--preset", "reference", "--train.epochs", "3"], 3.0, None),
+        (["--preset", "paper"], 80.0, None),
+        (["--preset", "paper", "--train.steps=7"], None, 7),
+    ],
+)
+def test_steps_and_epochs_replace_each_other_in_a_preset(
+    words: list[str], epochs: float | None, steps: int | None
+) -> None:
+    parsed = parse("train", Train, words)
+    assert isinstance(parsed, Train)
+    assert (parsed.train.epochs, parsed.train.steps) == (epochs, steps)

@@ -76,6 +76,46 @@ def test_markers_select_results_and_links_are_relative_to_the_document(
     assert row in capsys.readouterr().out
 
 
+def test_short_tables_compare_scores_with_the_expert_or_another_result(tmp_path: Path) -> None:
+    def write(place: str, metrics: dict[str, float], **others: object) -> None:
+        path = tmp_path / f"results/{place}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"device": "abacus", "command": "tt x", "metrics": metrics, **others}))
+
+    # Hopper's scale goes from -20.272305 to 3234.3, so its middle is at 1607.013848.
+    hopper = {"normalized_score": 101.25, "normalized_score_stderr": 1.5, "normalized_score_n": 15}
+    write(
+        "paper/hopper",
+        {**hopper, "expert_return": 1607.013848},
+        name="paper hopper-medium return",
+        settings={"env": "Hopper-v5"},
+    )
+    goals = {"success_rate": 0.984, "success_rate_stderr": 0.0056, "success_rate_n": 500}
+    write("grid/ours", goals, name="evaluate Grid-v0 goal")
+    write("grid/expert", {"success_rate": 1.0, "success_rate_stderr": 0.0, "success_rate_n": 9}, name="collect grid")
+    document = tmp_path / "README.md"
+    document.write_text("<!-- scores paper/hopper grid/ours=grid/expert grid/ours -->\nold\n<!-- /scores -->\n")
+    write_tables(tmp_path / "results", document)
+    assert document.read_text().splitlines()[3:] == [
+        "| hopper-medium return | 101 ± 1.5 | 50 (expert) | 15 | [paper/hopper](results/paper/hopper.json) |",
+        "| Grid-v0 goal | 98.4 ± 0.56 % | 100 % | 500 | [grid/ours](results/grid/ours.json) |",
+        "| Grid-v0 goal | 98.4 ± 0.56 % |  | 500 | [grid/ours](results/grid/ours.json) |",
+        "<!-- /scores -->",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [('{"a": 1}', "not a result file"), ("{", "not valid JSON; the file may be truncated")]
+)
+def test_files_that_are_no_results_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
+) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/x.json").write_text(content)
+    assert main(["report", str(tmp_path / "results"), "--into", "[]"]) == 2
+    assert f"results/x.json: {message}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/reproduce.md"])
 def test_tables_in_documents_are_up_to_date(tmp_path: Path, name: str) -> None:
     copy = tmp_path / name

@@ -121,7 +121,11 @@ def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Co
     if preset is not None:
         chosen = asdict(preset)
         groups = {field.name for field in fields(command)} & set(_PRESET_GROUPS)
-        parser.set_defaults({f"{group}.{key}": value for group in groups for key, value in _flat(chosen[group])})
+        defaults = {f"{group}.{key}": value for group in groups for key, value in _flat(chosen[group])}
+        for one, other in (("train.steps", "train.epochs"), ("train.epochs", "train.steps")):
+            if other in defaults and any(word.partition("=")[0] == f"--{one}" for word in words):
+                defaults[other] = None  # a preset that gives one must not refuse a flag that gives the other
+        parser.set_defaults(defaults)
     parsed = parser.parse_args(list(words))
     for name in _groups(command):
         if parsed.get(name) is None:
