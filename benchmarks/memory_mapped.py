@@ -2,8 +2,8 @@
 
     python benchmarks/memory_mapped.py [--steps 10_000_000] [--out results/training/memory_mapped.json]
 
-Each part runs in a process of its own, whose peak resident memory is what the system says (`ru_maxrss`; mapped pages
-count once touched). `import_peak_mib` is that of a process that only imports the package.
+Each part runs in its own process. Its peak resident memory is `ru_maxrss`; mapped pages count once they are touched.
+`import_peak_mib` is that of a process that only imports the package.
 """
 
 import argparse

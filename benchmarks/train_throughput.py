@@ -230,12 +230,12 @@ def curve_metrics(found: dict[str, list[list[float]]]) -> dict[str, float]:
 
 
 def every(losses: Sequence[float], count: int) -> list[float]:
-    """Means of so many losses at a time."""
+    """Means of `count` losses at a time."""
     return [round(float(np.mean(losses[start : start + count])), 5) for start in range(0, len(losses), count)]
 
 
 def allocated(device: torch.device, *, peak: bool = False) -> float:
-    """MiB that tensors hold on a GPU, now or at most since this was last asked for; 0 elsewhere."""
+    """MiB allocated on a GPU, now or at most since the last call; 0 on a CPU."""
     if device.type != "cuda":
         return 0.0
     held = torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)

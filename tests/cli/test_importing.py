@@ -94,7 +94,7 @@ def test_a_file_that_is_no_state_is_refused(data: Path, capsys: pytest.CaptureFi
         (lambda state: state.pop("blocks.1.attn.key.bias"), r"lacks the tensor 'blocks\.1\.attn\.key\.bias'"),
         (lambda state: state.pop("head.weight"), r"lacks the tensor 'head\.weight'"),
         (lambda state: state.update({"extra.weight": torch.zeros(1)}), r"holds the tensor 'extra\.weight'"),
-        (lambda state: state.update({"pos_emb": torch.zeros(1, 26, 32)}), r"pos_emb has places for 26 \+ 1"),
+        (lambda state: state.update({"pos_emb": torch.zeros(1, 26, 32)}), r"pos_emb has 26 \+ 1"),
         (lambda state: state.update({"pos_emb": torch.zeros(27)}), "'pos_emb' of the state needs 3 dimensions, got 1"),
         (
             lambda state: state.update({"ln_f.bias": torch.zeros(3)}),

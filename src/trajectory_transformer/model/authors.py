@@ -1,4 +1,4 @@
-"""Weights of the authors' released code, `state_*.pt`, under our names; nothing in such a file is ever executed."""
+"""Import weights of the authors' released code (`state_*.pt`). Nothing in such a file is ever executed."""
 
 import pickle
 import re
@@ -14,36 +14,38 @@ from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.tokens.layout import TokenLayout
 
 _BLOCK = {"norm1": "ln1", "norm2": "ln2", "out": "attn.proj", "up": "mlp.0", "down": "mlp.2"}
-_BUFFER = re.compile(r"blocks\.\d+\.attn\.mask")  # which columns may be read: ours is made from the layout
+_BUFFER = re.compile(r"blocks\.\d+\.attn\.mask")  # the attention mask; ours is computed from the layout
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name; one that holds anything else is refused, not run."""
+    """Read the tensors of a file by name; a file that holds anything else is refused."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of unusual pickles: what matters is whether tensors come out
+            warnings.simplefilter("ignore")  # about unusual pickles
             state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ValueError(f"{path}: holds more than tensors, and nothing else is ever read from a pickle") from error
+        raise ValueError(f"{path}: holds more than tensors; nothing else is ever unpickled") from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "it ends too early"
-        raise ValueError(f"{path}: not a file of torch.save, was it truncated? ({reason})") from error
+        reason = str(error).splitlines()[0] if str(error) else "unexpected end"
+        raise ValueError(f"{path}: not a file of torch.save; it may be truncated ({reason})") from error
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path}: a state of the authors' code is a mapping of names to tensors, got another object")
+        raise ValueError(
+            f"{path}: expected a mapping of names to tensors, as the authors' code saves it, got another object"
+        )
     return {str(name): value for name, value in state.items()}
 
 
 def sizes_of(state: Mapping[str, Tensor], num_heads: int, dropout: float = 0.1) -> tuple[int, int, ModelConfig]:
-    """Slots D, bins V and the model's sizes, read from the shapes; the number of heads leaves no trace in them."""
+    """Slots D, bins V and the model's sizes, from the shapes; the number of heads cannot be read from them."""
     heads = _shaped(state, "head.weight", 3)  # [D, V + 1, width]
     positions = _shaped(state, "pos_emb", 3).shape[1]
     num_slots, num_logits, width = heads.shape
     if (positions + 1) % num_slots:
         raise ValueError(
             f"a window of whole transitions of {num_slots} tokens has a multiple of {num_slots} tokens, "
-            f"pos_emb has places for {positions} + 1"
+            f"pos_emb has {positions} + 1"
         )
     num_layers = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
     config = ModelConfig(
@@ -53,7 +55,7 @@ def sizes_of(state: Mapping[str, Tensor], num_heads: int, dropout: float = 0.1) 
 
 
 def gpt_from_authors(state: Mapping[str, Tensor], layout: TokenLayout, num_heads: int) -> GPT:
-    """Our GPT with the authors' weights, ready to plan: the same logits to rounding."""
+    """Our GPT with the authors' weights: the same logits up to rounding."""
     num_slots, num_bins, config = sizes_of(state, num_heads)
     if layout.goal_dim or num_slots != layout.size:
         raise ValueError(
@@ -65,7 +67,7 @@ def gpt_from_authors(state: Mapping[str, Tensor], layout: TokenLayout, num_heads
         "position_embedding": _get(state, "pos_emb")[0],
         "norm.weight": _get(state, "ln_f.weight"),
         "norm.bias": _get(state, "ln_f.bias"),
-        # Their heads are numbered by the slot that is read, ours by the slot that is predicted.
+        # Their heads are indexed by the slot that is read, ours by the slot that is predicted.
         "heads": _get(state, "head.weight").roll(1, dims=0),
     }
     used = {"tok_emb.weight", "pos_emb", "ln_f.weight", "ln_f.bias", "head.weight"}
@@ -78,12 +80,12 @@ def gpt_from_authors(state: Mapping[str, Tensor], layout: TokenLayout, num_heads
             used |= {*theirs.values(), *parts}
     unknown = sorted(name for name in set(state) - used if not _BUFFER.fullmatch(name))
     if unknown:
-        raise ValueError(f"the state holds the tensor {unknown[0]!r}, which this model has no place for")
+        raise ValueError(f"the state holds the tensor {unknown[0]!r}, which this model does not have")
     gpt = GPT(layout, num_bins, config)
     for name, value in gpt.state_dict().items():
         if ours[name].shape != value.shape:
             raise ValueError(
-                f"the state's tensors do not fit each other: {name} should have shape {tuple(value.shape)}, "
+                f"the shapes of the state do not match: {name} should have shape {tuple(value.shape)}, "
                 f"got {tuple(ours[name].shape)}"
             )
     gpt.load_state_dict(ours)
@@ -98,7 +100,7 @@ def _get(state: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def _shaped(state: Mapping[str, Tensor], name: str, num_dims: int) -> Tensor:
-    """A tensor of the state that sizes are read from."""
+    """A tensor of the state with an expected number of dimensions."""
     tensor = _get(state, name)
     if tensor.ndim != num_dims:
         raise ValueError(f"the tensor {name!r} of the state needs {num_dims} dimensions, got {tensor.ndim}")
