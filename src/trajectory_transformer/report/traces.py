@@ -15,7 +15,7 @@ def save_traces(path: str | Path, traces: Sequence[PlanTrace], tokenizer: Tokeni
 
     `env` and `step` [P] are the environment and the step of the episode, `state` [P, O] is the current state, `scores`
     [P, K] are the candidates' scores, `tokens` [P, K, n] the candidates from the first action on. `actions`
-    [P, K, H, A] and `states` [P, K, H - 1, O] are the same in real units, NaN after a predicted end.
+    [P, K, H, A] and `states` [P, K, H - 1, O] are the same in real units, NaN for stop tokens.
     """
     tokens = np.stack([trace.tokens for trace in traces])
     starts = np.stack([trace.prompt[-tokenizer.layout.observation_dim :] for trace in traces])

@@ -17,7 +17,7 @@ from trajectory_transformer.search.noise import Noise
 
 @dataclass(frozen=True)
 class Prediction:
-    """N sampled futures in real units, NaN after a predicted end."""
+    """N sampled futures in real units, NaN for stop tokens: where the end of the episode is predicted."""
 
     observations: DoubleArray  # [N, H, O], the states after each action
     actions: DoubleArray  # [N, H, A]

@@ -33,7 +33,7 @@ CONVENTIONS = {
 
 @dataclass(frozen=True)
 class Decoded:
-    """Transitions in real units, NaN after a predicted end."""
+    """Transitions in real units, NaN for stop tokens: where the end of the episode is predicted."""
 
     states: DoubleArray  # [..., h, O], or [..., h + 1, O] if the tokens end with a state
     actions: DoubleArray  # [..., h, A]

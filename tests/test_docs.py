@@ -1,0 +1,62 @@
+"""Commands and imports in the documentation exist: every `tt` command parses, every imported name is there."""
+
+import ast
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trajectory_transformer.cli import COMMANDS
+from trajectory_transformer.cli.parser import parse
+
+ROOT = Path(__file__).parent.parent
+# Records of decisions may quote what was there before.
+PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").glob("*.md")))]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Code blocks of a page in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """The words of every `tt` command in the shell blocks of a page."""
+    for block in blocks(page, "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if "trajectory_transformer" in words:  # torchrun ... -m trajectory_transformer train ...
+                words = ["tt", *words[words.index("trajectory_transformer") + 1 :]]
+            if words[:1] == ["tt"]:
+                yield words[1:]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_the_documentation_parse(page: str) -> None:
+    for words in commands(page):
+        name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
+        parse(name, COMMANDS[name], words[len(name.split()) :])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_imported_in_the_documentation_exist(page: str) -> None:
+    for block in blocks(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trajectory_transformer"):
+                module = importlib.import_module(str(node.module))
+                assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
+
+
+def test_the_documentation_shows_commands_and_python() -> None:
+    assert sum(len(list(commands(page))) for page in PAGES) > 10
+    assert sum(len(blocks(page, "python")) for page in PAGES) > 5
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
