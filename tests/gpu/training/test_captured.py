@@ -21,7 +21,9 @@ from trajectory_transformer.training.train import Trainer
 pytestmark = [
     pytest.mark.gpu,
     # torch's compiler uses what torch deprecates, and warns where float32 is intended.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:TensorFloat32 tensor cores:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TensorFloat32 tensor cores:UserWarning"
+    ),
 ]
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
