@@ -162,6 +162,14 @@ def test_help_lists_the_commands_of_a_group(tt: Run, words: list[str], code: int
     assert ("Train a model" in text) == ("data" not in words)
 
 
+@pytest.mark.parametrize("command", ["train", "data show", "data convert"])
+def test_help_names_every_kind_of_dataset(tt: Run, command: str) -> None:
+    code, text = tt(*command.split(), "--help")
+    assert code == 0
+    described = " ".join(text.split())
+    assert "A file (.npz, .hdf5, .parquet, .csv), a Minari id, or a benchmark task such as hopper-medium." in described
+
+
 @pytest.mark.parametrize(
     ("words", "pattern"),
     [
