@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tests.search.test_decoder import LAYOUTS, random_gpt
 from trajectory_transformer.config import ModelConfig
 from trajectory_transformer.model.gpt import Block
-from trajectory_transformer.search.cached import CachedDecoder, TransposedLinear, with_transposed_weights
+from trajectory_transformer.search.cached import CachedDecoder, TransposedLinear
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def test_a_block_with_transposed_weights_equals_the_plain_block() -> None:
     block = Block(ModelConfig(num_heads=2, width=16, dropout=0.0)).double().eval()
     for parameter in block.parameters():
         parameter.normal_(std=0.3, generator=generator)
-    transposed = with_transposed_weights(block)
+    transposed = block.with_linear(TransposedLinear)
     assert sum(isinstance(module, TransposedLinear) for module in transposed.children()) == 4
     assert not any(isinstance(module, TransposedLinear) for module in block.children()), "the original is unchanged"
     for shape in ((3, 7, 16), (2, 4, 1, 16)):

@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.search.test_decoder import LAYOUTS, NUM_BINS, random_gpt
 from trajectory_transformer.model.gpt import GPT, Block
 from trajectory_transformer.search.cache import KVCache
-from trajectory_transformer.search.cached import with_transposed_weights
+from trajectory_transformer.search.cached import TransposedLinear
 from trajectory_transformer.search.tree import Level, read_tree
 
 ENVS = 2
@@ -44,7 +44,7 @@ def test_logits_after_a_tree_equal_full_forward_passes(kind: str, transposed: bo
     generator = torch.Generator().manual_seed(0)
     maps = torch.randn(ENVS, gpt.config.width, generator=generator, dtype=torch.float64) if layout.map_shape else None
     own = [block for block in gpt.blocks if isinstance(block, Block)]
-    blocks = [with_transposed_weights(block) for block in own] if transposed else own
+    blocks = [block.with_linear(TransposedLinear) for block in own] if transposed else own
     sizes = gpt.position_embedding[0].view(gpt.config.num_heads, -1)
     for length in (layout.goal_dim + 1, layout.length(1), layout.length(1) + 1):
         prompt = torch.randint(NUM_BINS + 1, (ENVS, length), generator=generator)

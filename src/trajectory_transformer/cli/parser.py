@@ -122,9 +122,11 @@ def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Co
         chosen = asdict(preset)
         groups = {field.name for field in fields(command)} & set(_PRESET_GROUPS)
         defaults = {f"{group}.{key}": value for group in groups for key, value in _flat(chosen[group])}
-        for one, other in (("train.steps", "train.epochs"), ("train.epochs", "train.steps")):
-            if other in defaults and any(word.partition("=")[0] == f"--{one}" for word in words):
-                defaults[other] = None  # a preset that gives one must not refuse a flag that gives the other
+        flags = {word.partition("=")[0] for word in words}
+        # Steps and epochs exclude each other, so a flag for one replaces the other in the preset.
+        for flag, excluded in (("--train.steps", "train.epochs"), ("--train.epochs", "train.steps")):
+            if flag in flags and excluded in defaults:
+                defaults[excluded] = None
         parser.set_defaults(defaults)
     parsed = parser.parse_args(list(words))
     for name in _groups(command):

@@ -1,5 +1,6 @@
 """The GPT of the paper: token and position embeddings, transformer blocks, one output head per slot."""
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -63,6 +64,14 @@ class Block(nn.Module):
         """Everything after the attention: x [..., L, width], attended [..., H, L, d] -> [..., L, width]."""
         x = x + self._drop(self.out(attended.transpose(-3, -2).flatten(-2)))
         return x + self._drop(self.down(functional.gelu(self.up(self.norm2(x)))))
+
+    def with_linear(self, replace: Callable[[nn.Linear], nn.Module]) -> "Block":
+        """The same block with its linear layers replaced, for example by ones with another weight layout."""
+        changed = copy.copy(self)
+        changed._modules = {
+            name: replace(module) if isinstance(module, nn.Linear) else module for name, module in self._modules.items()
+        }
+        return changed
 
     def _drop(self, x: Tensor) -> Tensor:
         return functional.dropout(x, self.dropout, self.training)

@@ -70,6 +70,7 @@ def train(
     folder = None if out is None else Path(out)
     if resume and folder is not None and (folder / RUN).is_file():
         run = resume_run(folder, dataset, device=find_device(device))
+        # A seed of 0 is the default, so it cannot be told from one that was left out.
         for name, given in (("tokens", tokens), ("model", model), ("train", train), ("seed", seed or None)):
             if given is not None and given != getattr(run.settings, name):
                 raise ValueError(
@@ -275,10 +276,10 @@ def _described(settings: RunSettings, trainer: Trainer, dataset: Dataset | None)
     if settings.shards is not None:
         shards = str(Path(settings.shards).resolve())
         source = open_shards(shards).source
-    elif dataset is not None and settings.dataset is None:
-        source = identity(dataset)
     elif settings.dataset is not None:
         source = identity(settings.dataset)
+    elif dataset is not None:
+        source = identity(dataset)
     return replace(settings, dataset=name, shards=shards, source=source, tokens=trainer.model.tokenizer.config)
 
 

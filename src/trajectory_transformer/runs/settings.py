@@ -10,7 +10,7 @@ from trajectory_transformer.checkpoint import model_config_from, token_config_fr
 from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
 from trajectory_transformer.files import write_atomically
 from trajectory_transformer.tokens.tokenizer import CONVENTIONS
-from trajectory_transformer.training.optim import GRAD_CLIP, RECIPES
+from trajectory_transformer.training.optim import GRAD_CLIP, RECIPES, OptimizerRecipe
 
 RUN = "run.json"
 
@@ -55,10 +55,8 @@ def _upgraded(folder: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
     tokens = stored["tokens"]
     details = ("bin_value", "final_observation", "max_episode_steps", "loss_mask")
     conventions = CONVENTIONS[tokens["loss_mask"] == "input"]
-    recipe = {name: (tuple(old["betas"]), old["weight_decay"], old["final_lr_share"]) for name in RECIPES}
-    optimizer = [
-        name for name, each in RECIPES.items() if recipe[name] == (each.betas, each.weight_decay, each.final_share)
-    ]
+    recipe = OptimizerRecipe(tuple(old["betas"]), old["weight_decay"], old["final_lr_share"])
+    optimizer = [name for name, known in RECIPES.items() if known == recipe]
     if (
         any(tokens[name] != getattr(conventions, name) for name in details)
         or not optimizer

@@ -1,6 +1,5 @@
 """The cached decoder: the model reads each token once, and everything visible again when the window slides."""
 
-import copy
 import os
 
 import torch
@@ -40,7 +39,7 @@ class CachedDecoder(StepwiseDecoder):
             max_own=max_own,
         )
         # Again for each search, so that weights may change in between.
-        self._blocks = [with_transposed_weights(block) for block in self.gpt.blocks if isinstance(block, Block)]
+        self._blocks = [block.with_linear(TransposedLinear) for block in self.gpt.blocks if isinstance(block, Block)]
         self._cropped = self._ahead = None
 
     @torch.no_grad()
@@ -156,16 +155,6 @@ class TransposedLinear(nn.Module):
         """[..., in] -> [..., out]."""
         rows = torch.addmm(self._bias, x.reshape(-1, len(self._weight)), self._weight)
         return rows.view(*x.shape[:-1], -1)
-
-
-def with_transposed_weights(block: Block) -> Block:
-    """The same block with transposed weights."""
-    changed = copy.copy(block)
-    changed._modules = {
-        name: TransposedLinear(module) if isinstance(module, nn.Linear) else module
-        for name, module in block._modules.items()
-    }
-    return changed
 
 
 def _common_prefix(tokens: Tensor) -> int:

@@ -11,7 +11,6 @@ from trajectory_transformer.gpu.planning.packed import (
     RoundedLinear,
     pack_strips,
     pack_tiles,
-    with_rounded_weights,
 )
 from trajectory_transformer.model.gpt import Block
 
@@ -25,7 +24,7 @@ def test_a_block_with_rounded_weights_equals_the_plain_block(dtype: torch.dtype,
     for parameter in block.parameters():
         parameter.normal_(std=0.2, generator=generator)
     with torch.backends.mkldnn.flags(enabled=torch.backends.mkldnn.enabled):  # torch may disable it for bfloat16
-        rounded = with_rounded_weights(block, dtype)
+        rounded = block.with_linear(lambda layer: RoundedLinear(layer, dtype))
         assert sum(isinstance(module, RoundedLinear) for module in rounded.children()) == 4
         assert not any(isinstance(module, RoundedLinear) for module in block.children()), "the original is unchanged"
         for module in rounded.children():

@@ -1,7 +1,5 @@
 """Pack weights, keys and values in the memory layout of the fused kernels."""
 
-import copy
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -29,16 +27,6 @@ class RoundedLinear(nn.Module):
         return functional.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
 
-def with_rounded_weights(block: Block, dtype: torch.dtype) -> Block:
-    """Return a copy of the block with linear layers in lower precision."""
-    changed = copy.copy(block)
-    changed._modules = {
-        name: RoundedLinear(module, dtype) if isinstance(module, nn.Linear) else module
-        for name, module in block._modules.items()
-    }
-    return changed
-
-
 class PackedWeights:
     """Packed copies of the weights: matrices in tensor core layout, biases and layer norms in float32."""
 
@@ -51,7 +39,7 @@ class PackedWeights:
         self._seen = self._versions()
         own = [block for block in gpt.blocks if isinstance(block, Block)]
         rounds = self._bf16 and gpt.position_embedding.device.type == "cuda"  # not every CPU supports bfloat16 matmuls
-        self.blocks = [with_rounded_weights(block, dtype) for block in own] if rounds else own
+        self.blocks = [block.with_linear(lambda layer: RoundedLinear(layer, dtype)) for block in own] if rounds else own
         self.matrices, self.vectors, self.heads = self._pack()
 
     def refresh(self) -> None:
