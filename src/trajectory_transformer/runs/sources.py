@@ -16,6 +16,7 @@ def identity(dataset: Dataset | str) -> str:
     if isinstance(dataset, Dataset):
         digest = hashlib.sha256()
         for episode in dataset:
+            digest.update(f"{len(episode)} {episode.terminated}".encode())
             for part in (episode.observations, episode.actions, episode.rewards, episode.map):
                 digest.update(b"none" if part is None else part.tobytes())
         return f"episodes:{digest.hexdigest()}"
