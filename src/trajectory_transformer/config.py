@@ -4,15 +4,25 @@ Plain values only: no files, clocks, random names or classes. A setting exists b
 that only reproduce the authors' code are grouped in one switch, `tokens.authors_conventions`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
-from typing import Literal
+from typing import Any, Literal
 
 
 def require(condition: bool, rule: str, found: object) -> None:
     """Raise a ValueError that states the rule and the value that breaks it."""
     if not condition:
         raise ValueError(f"{rule}, got {found}")
+
+
+def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings under dotted names, as flags have them: {"action": {"top_k": 1}} -> {"action.top_k": 1}."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        inner = dotted(value) if isinstance(value, Mapping) else None
+        flat |= {name: value} if inner is None else {f"{name}.{key}": each for key, each in inner.items()}
+    return flat
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 from argparse import Action
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn, Protocol
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
-from trajectory_transformer.config import PRESETS
+from trajectory_transformer.config import PRESETS, dotted
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -121,7 +121,7 @@ def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Co
     if preset is not None:
         chosen = asdict(preset)
         groups = {field.name for field in fields(command)} & set(_PRESET_GROUPS)
-        defaults = {f"{group}.{key}": value for group in groups for key, value in _flat(chosen[group])}
+        defaults = {f"{group}.{key}": value for group in groups for key, value in dotted(chosen[group]).items()}
         flags = {word.partition("=")[0] for word in words}
         # Steps and epochs exclude each other, so a flag for one replaces the other in the preset.
         for flag, excluded in (("--train.steps", "train.epochs"), ("--train.epochs", "train.steps")):
@@ -146,14 +146,6 @@ def _groups(settings: type[Any], prefix: str = "") -> Iterator[str]:
         if callable(field.default_factory) and is_dataclass(value := field.default_factory()):
             yield prefix + field.name
             yield from _groups(type(value), f"{prefix}{field.name}.")
-
-
-def _flat(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Settings with dotted names, groups within groups included."""
-    flat = []
-    for key, value in values.items():
-        flat += [(f"{key}.{name}", each) for name, each in _flat(value)] if isinstance(value, dict) else [(key, value)]
-    return flat
 
 
 def command_line(name: str, command: Command, *, leave_out: Sequence[str] = (), **replaced: object) -> str:

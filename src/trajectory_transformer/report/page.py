@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trajectory_transformer.config import dotted
 from trajectory_transformer.files import write_atomically
 
 _STYLE = """
@@ -85,5 +86,7 @@ def _metrics(metrics: Mapping[str, float]) -> str:
 
 
 def _settings(values: Mapping[str, object]) -> str:
-    rows = [f"<tr><td>{html.escape(key)}</td><td>{html.escape(str(value))}</td></tr>" for key, value in values.items()]
+    """Settings as the command line has them: dotted names, null for None."""
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in dotted(values).items()}
+    rows = [f"<tr><td>{html.escape(key)}</td><td>{html.escape(text)}</td></tr>" for key, text in texts.items()]
     return f"<table>{''.join(rows)}</table>"
