@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,59 +17,58 @@ from trajectory_transformer.training.optim import make_optimizer
 from trajectory_transformer.training.parallel import World
 
 Compute = Callable[[Batch], Outcome]
+Result = TypeVar("Result")
 
 
-class CapturedStep:
-    """A training step as one CUDA graph: the first calls run eagerly, the next captures, later calls replay.
+class Captured(Generic[Result]):
+    """A function of tensors as one CUDA graph: the first calls run eagerly, the next captures, later calls replay.
 
-    Batches are copied to the graph's static input buffers; weights and the learning rate are updated in place. A replay
-    advances torch's random generator like an eager step, so both give bit-identical results.
+    Arguments are copied to the graph's static input buffers, and the next call overwrites the result. A replay advances
+    torch's random generator like an eager call, so both give bit-identical results.
     """
 
-    WARM_UP = 2  # eager steps before the capture, for compilation, workspaces and optimizer state
+    WARM_UP = 2  # eager calls before the capture, for compilation, workspaces and optimizer state
 
-    def __init__(self, compute: Compute) -> None:
-        """Wrap a function of a batch on the device; the shapes must not change."""
+    def __init__(self, compute: Callable[..., Result]) -> None:
+        """Wrap a function of tensors on the device, some of which may be None; shapes must not change."""
         self._compute = compute
         self._calls = 0
-        self._batch: Batch | None = None
+        self._inputs: list[Tensor | None] = []
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._outcome: Outcome | None = None
+        self._result: Result | None = None
 
-    def __call__(self, batch: Batch) -> Outcome:
-        """Run or replay one step."""
-        own = self._copy(batch)
+    def __call__(self, *inputs: Tensor | None) -> Result:
+        """Run or replay the function."""
+        if not self._inputs:
+            self._inputs = [None if each is None else torch.empty_like(each) for each in inputs]
+        for own, given in zip(self._inputs, inputs, strict=True):
+            if own is not None and given is not None:
+                own.copy_(given)
         if self._calls < self.WARM_UP:
             self._calls += 1
-            return self._run_on_side_stream(own)
+            return self._run_on_side_stream()
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
             with no_garbage_collection(), torch.cuda.graph(self._graph):
-                self._outcome = self._compute(own)
+                self._result = self._compute(*self._inputs)
         self._graph.replay()
-        assert self._outcome is not None
-        return self._outcome
+        assert self._result is not None
+        return self._result
 
-    def _copy(self, batch: Batch) -> Batch:
-        """Copy a batch to the graph's static input buffers."""
-        if self._batch is None:
-            maps = None if batch.maps is None else torch.empty_like(batch.maps)
-            self._batch = Batch(torch.empty_like(batch.tokens), torch.empty_like(batch.real), maps)
-        own = self._batch
-        own.tokens.copy_(batch.tokens)
-        own.real.copy_(batch.real)
-        if own.maps is not None and batch.maps is not None:
-            own.maps.copy_(batch.maps)
-        return own
-
-    def _run_on_side_stream(self, batch: Batch) -> Outcome:
-        """Run the step on a side stream, as a capture does."""
+    def _run_on_side_stream(self) -> Result:
+        """Run the function on a side stream, as a capture does."""
         side, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
         side.wait_stream(here)
         with torch.cuda.stream(side):
-            outcome = self._compute(batch)
+            result = self._compute(*self._inputs)
         here.wait_stream(side)
-        return outcome
+        return result
+
+
+def captured_step(compute: Compute) -> Compute:
+    """A training step as one CUDA graph; weights and the learning rate are updated in place."""
+    step = Captured(lambda tokens, real, maps: compute(Batch(tokens, real, maps)))
+    return lambda batch: step(batch.tokens, batch.real, batch.maps)
 
 
 class CompiledEngine(EagerEngine):
@@ -89,7 +89,7 @@ class CompiledEngine(EagerEngine):
                 return weighted_loss(model, Batch(tokens, real, maps), config.action_weight)
 
         self._loss: Callable[..., tuple[Tensor, Tensor]] = torch.compile(loss)
-        self._take_step: Compute = CapturedStep(self.compute) if world.size == 1 else self.compute
+        self._take_step: Compute = captured_step(self.compute) if world.size == 1 else self.compute
 
     def step(self, batch: Batch, learning_rate: float) -> Outcome:
         """Take one optimizer step on a batch."""

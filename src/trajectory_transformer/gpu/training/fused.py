@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from trajectory_transformer.config import TrainConfig
-from trajectory_transformer.gpu.training.captured import CapturedStep
+from trajectory_transformer.gpu.training.captured import captured_step
 from trajectory_transformer.model.gpt import GPT, detach_key_bias
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import Batch, loss_weights
@@ -307,7 +307,7 @@ class FusedEngine:
             )
 
         self._loss: Callable[..., tuple[Tensor, Tensor]] = torch.compile(loss, dynamic=False)
-        self._take_step = CapturedStep(self.compute)
+        self._take_step = captured_step(self.compute)
 
     def step(self, batch: Batch, learning_rate: float) -> Outcome:
         """Take one optimizer step on a batch."""
