@@ -372,6 +372,20 @@ def test_bad_observations_are_refused() -> None:
         policy.act(step_of([[0.0, 0.0, 0.0]], first=True))
 
 
+@pytest.mark.parametrize("reward", [np.nan, np.inf, -np.inf])
+def test_bad_rewards_are_refused(reward: float) -> None:
+    policy = Planner(make_model(rewards=True, goal=False), search=SearchConfig(beam_width=2, horizon=1)).policy()
+    policy.act(step_of([[0.0, 0.0], [0.0, 0.0]], first=True))
+    bad = replace(step_of([[0.0, 0.0], [0.0, 0.0]], first=False), rewards=np.array([0.0, reward], np.float32))
+    with pytest.raises(ValueError, match=f"rewards must be finite, got {reward} in environment 1"):
+        policy.act(bad)
+    policy.act(replace(bad, active=np.array([True, False])))  # nobody reads it
+    planner = Planner(make_model(rewards=True, goal=False), search=SearchConfig(beam_width=2, horizon=1))
+    planner.act([0.0, 0.0], reward=reward)  # the first action has no reward before it
+    with pytest.raises(ValueError, match=f"rewards must be finite, got {reward}"):
+        planner.act([0.0, 0.0], reward=reward)
+
+
 def model_of_maps() -> tuple[TrajectoryModel, npt.NDArray[np.uint8]]:
     """An untrained model that reads maps, and three maps [3, 1, 4, 4]."""
     rng = np.random.default_rng(0)

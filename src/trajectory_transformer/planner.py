@@ -288,6 +288,10 @@ class PlanningPolicy:
                 f"the model plans for observations of {layout.observation_dim} and goals of {layout.goal_dim} "
                 f"dimensions, got {step.observations.shape[1]} and {step.goals.shape[1]}"
             )
+        unfinite = step.active & ~step.first & ~np.isfinite(step.rewards)
+        if layout.rewards and unfinite.any():
+            env = int(np.flatnonzero(unfinite)[0])
+            raise ValueError(f"rewards must be finite, got {step.rewards[env]} in environment {env}")
         for name, values in (("observations", step.observations), ("goals", step.goals[:, : layout.goal_dim])):
             finite = np.isfinite(values)
             if finite.all():
