@@ -95,6 +95,7 @@ def test_the_default_preset_holds_the_defaults() -> None:
         ("halfcheetah", 32, 5, None, 0.4),
         ("halfcheetah-medium-expert", 32, 15, None, 0.4),
         ("walker2d-medium-expert", 128, 5, None, 0.4),
+        ("hopper-medium-replay", 128, 15, None, 0.4),
         ("walker2d-medium-replay", 32, 20, 40, None),
     ],
 )
@@ -104,10 +105,12 @@ def test_searches_have_the_sizes_of_the_authors(
     search = PRESETS[name].search
     assert (search.beam_width, search.horizon) == (beam_width, horizon)
     assert search.action == Sampler(top_k=top_k, nucleus=nucleus)
-    assert search.observation == Sampler(top_k=1) and search.first_action is None
+    assert search.observation == search.reward == Sampler(top_k=1) and search.first_action is None
     assert search.expansion == 2
-    if name != "paper":  # tasks differ in their search only
-        assert replace(PRESETS[name], search=PRESETS["reference"].search) == PRESETS["reference"]
+    if name != "paper":  # tasks differ in their search, and in how long they train
+        epochs = 80 if name in ("hopper-medium-replay", "walker2d-medium-replay") else 50
+        train = replace(PRESETS["reference"].train, steps=epochs * 1_000_000 // 256)
+        assert PRESETS[name] == replace(PRESETS["reference"], search=search, train=train)
 
 
 def test_all_presets_share_the_model_of_the_paper() -> None:

@@ -87,7 +87,8 @@ def read_dataset(arrays: Arrays) -> Dataset:
 def read_windows(arrays: Arrays, dataset: Dataset, tokenizer: Tokenizer, window: int) -> Batch:
     """Gather the windows that the file lists as (episode, first step, last step + 1)."""
     lengths = arrays["lengths"].astype(np.int64)
-    first_window = np.cumsum(lengths) - lengths
+    num_windows = lengths - 1  # none starts at the last step
+    first_window = np.cumsum(num_windows) - num_windows
     listed = arrays["window_index"].astype(np.int64)
     index = torch.from_numpy(first_window[listed[:, 0]] + listed[:, 1])
     return gather_windows(tokenize(dataset, tokenizer), index, window, tokenizer)

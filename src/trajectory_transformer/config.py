@@ -46,8 +46,9 @@ class TokenConfig:
     truncated: Literal["stop", "continue"] = "stop"
     """Return-to-go after a truncated episode: nothing more, or the episode's mean reward forever."""
     authors_conventions: bool = False
-    """Follow the authors' code in details: bins decode to midpoints, final states are left out, a prediction counts
-    where its input is real, and stop tokens are trained on up to step 1000."""
+    """Follow the authors' code in details: bins decode to midpoints, final states are left out, no window starts at the
+    last step of an episode, a prediction counts where its input is real, and stop tokens are trained on up to step
+    1000."""
 
     def __post_init__(self) -> None:
         """Refuse values that no stage can use."""
@@ -110,8 +111,8 @@ class TrainConfig:
     warmup_steps: int | None = None
     """Steps of linear warm-up; null: one pass over the data, at most a tenth of the run."""
     optimizer: Literal["adamw", "adam"] = "adamw"
-    """adamw: the authors' code (betas 0.9 and 0.95, weight decay 0.1 on linear layers, decay to a tenth of the peak).
-    adam: the paper (betas 0.9 and 0.999, no weight decay, decay to zero)."""
+    """adamw: the authors' code (betas 0.9 and 0.95, weight decay 0.1 on linear layers and heads, down to a tenth of the
+    peak rate). adam: the paper (betas 0.9 and 0.999, no weight decay, down to zero)."""
     action_weight: float = 5.0
     """Loss weight of action tokens; all others have weight 1."""
     augment: Literal["none", "grid"] = "none"
@@ -164,6 +165,11 @@ class Sampler:
             self.middle,
         )
 
+    @property
+    def greedy(self) -> bool:
+        """Whether it always takes the most likely token."""
+        return self.top_k == 1 and self.middle is None
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
@@ -185,6 +191,9 @@ class SearchConfig:
     """How the first action of an episode is sampled; null: like all others."""
     observation: Sampler = field(default_factory=lambda: Sampler(top_k=1))
     """How states are sampled; top_k 1 predicts the most likely state."""
+    reward: Sampler = field(default_factory=lambda: Sampler(top_k=1))
+    """How the reward and value tokens of a candidate are sampled; top_k 1 appends the most likely ones. Candidates are
+    ranked by the whole predicted distribution in any case."""
     imitate: Literal["mode", "median"] = "mode"
     """What imitation and goal reaching take from the predictions: the most likely continuation that a beam search
     finds, or the median of each dimension in turn."""
@@ -223,18 +232,19 @@ PresetName = Literal[
     "reference",
     "halfcheetah",
     "halfcheetah-medium-expert",
+    "hopper-medium-replay",
     "walker2d-medium-expert",
     "walker2d-medium-replay",
 ]
 
 
-def _reference(**search: object) -> Preset:
-    """The recipe of the authors' released code, with a task's own search settings."""
+def _reference(epochs: int = 50, **search: object) -> Preset:
+    """The recipe of the authors' released code, with a task's own epochs and search settings."""
     plain = SearchConfig(beam_width=128, horizon=15, context=4, window=5)
     return Preset(
         tokens=TokenConfig(termination_penalty=-100.0, authors_conventions=True),
-        # 50 epochs of a million windows, whatever the size of the dataset.
-        train=TrainConfig(steps=50 * 1_000_000 // 256),
+        # An epoch is a million windows, whatever the size of the dataset.
+        train=TrainConfig(steps=epochs * 1_000_000 // 256),
         search=replace(plain, **search),  # type: ignore[arg-type]
     )
 
@@ -247,9 +257,10 @@ PRESETS: dict[PresetName, Preset] = {
         search=SearchConfig(beam_width=256, horizon=15, context=5, action=Sampler(top_k=20)),
     ),
     "reference": _reference(),
-    # Tasks with search settings of their own in the authors' code.
+    # Tasks with settings of their own in the authors' code.
     "halfcheetah": _reference(beam_width=32, horizon=5),
     "halfcheetah-medium-expert": _reference(beam_width=32),
     "walker2d-medium-expert": _reference(horizon=5),
-    "walker2d-medium-replay": _reference(beam_width=32, horizon=20, action=Sampler(top_k=40)),
+    "hopper-medium-replay": _reference(epochs=80),
+    "walker2d-medium-replay": _reference(epochs=80, beam_width=32, horizon=20, action=Sampler(top_k=40)),
 }

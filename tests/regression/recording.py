@@ -2,8 +2,8 @@
 
     python tests/regression/recording.py OUT.npz [--device cuda] [--summary] [--against OLD.npz]
 
-`tests/golden/recorded.npz` is the summary of a CPU recording by the code before version 0.1 (commit 8f70430) on
-aarch64. Bits depend on the machine: compare recordings of one machine exactly (`--against`), and those of another with
+`tests/golden/recorded.npz` is the summary of a CPU recording on aarch64. It is recorded again only by a commit that
+means to change what is computed. Bits depend on the machine: compare recordings of one machine exactly (`--against`), and those of another with
 a tolerance (`test_recording.py`).
 """
 

@@ -1,4 +1,4 @@
-"""Training and planning compute what they computed before version 0.1 (`golden/recorded.npz`, see recording.py).
+"""Training and planning compute what they computed when `golden/recorded.npz` was recorded, see recording.py.
 
 The recording was made on aarch64. Other machines round differently, so plans, where a rounding error can select another
 candidate, are compared on aarch64 only. `recording.py --against` compares two recordings of one machine bit for bit.

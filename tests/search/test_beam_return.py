@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.search.lottery import LOTTERY, SAFE, first_choice, lottery_model
 from trajectory_transformer.config import ModelConfig, Sampler, SearchConfig, TokenConfig
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.search.beam import Plan, beam_search
@@ -331,6 +332,16 @@ def test_a_low_percentile_avoids_a_risky_action() -> None:
         found = search(percentile)
         assert int(found.best[0, 0]) == action
         assert float(found.scores[0, 0]) == pytest.approx(score)
+
+
+@pytest.mark.parametrize("kind", [NaiveDecoder, CachedDecoder])
+def test_the_most_likely_rewards_do_not_mislead_the_search(kind: type[NaiveDecoder] | type[CachedDecoder]) -> None:
+    decoder = kind(lottery_model().gpt)
+    action, score = first_choice(decoder, SearchConfig().reward)
+    assert action == SAFE and score == pytest.approx(11.0, abs=0.3)
+    # Sampled reward tokens show the value of a winning draw, which no action can choose.
+    action, score = first_choice(decoder, Sampler())
+    assert action == LOTTERY and score > 15.0
 
 
 def test_the_first_action_of_an_episode_has_its_own_sampler() -> None:

@@ -91,12 +91,13 @@ def test_stop_tokens_are_real_up_to_the_last_step_of_an_episode(
 def test_without_final_states_stop_tokens_follow_the_last_action() -> None:
     with authors_conventions(Conventions(final_observation=False)):
         batch, _ = windows_by_hand(replace(AUTHORS, goal_dims=()), window=2)
-    assert batch.tokens.tolist() == [
-        [0, 0, 2, 3, 2, 3, 3, 0],
-        [2, 3, 3, 0, STOP, STOP, STOP, STOP],
-        [3, 3, 0, 0, STOP, STOP, STOP, STOP],
-    ]
-    assert batch.real.int().tolist() == [[1] * 8, [1] * 8, [1, 1, 1, 1, 0, 0, 0, 0]]
+    # Two steps, then an episode of one: no window starts at the last step.
+    assert batch.tokens.tolist() == [[0, 0, 2, 3, 2, 3, 3, 0]]
+    assert batch.real.int().tolist() == [[1] * 8]
+    with authors_conventions(Conventions(final_observation=False)):
+        batch, _ = windows_by_hand(replace(AUTHORS, goal_dims=()), window=3)
+    assert batch.tokens.tolist() == [[0, 0, 2, 3, 2, 3, 3, 0, STOP, STOP, STOP, STOP]]
+    assert batch.real.all(), "the task ended this episode"
 
 
 def test_loss_weights_count_real_targets_and_never_the_goal() -> None:
@@ -224,7 +225,8 @@ def test_windows_equal_a_plain_loop_over_episodes(
         termination_penalty=penalty,
         authors_conventions=True,
     )
-    places = [(index, step) for index, steps in enumerate(lengths) for step in range(steps)]
+    # Without final states, no window starts at the last step.
+    places = [(index, step) for index, steps in enumerate(lengths) for step in range(steps if final else steps - 1)]
     order = rng.permutation(len(places))
     with authors_conventions(Conventions(final_observation=final, max_episode_steps=limit)):
         tokenizer = Tokenizer.fit(dataset, config)

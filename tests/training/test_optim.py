@@ -108,12 +108,12 @@ def test_a_run_ends_at_the_final_rate_of_its_optimizer(
     assert found[-1] == pytest.approx(1e-3 * end)
 
 
-def test_only_the_weights_of_linear_layers_decay(tiny_model: TrajectoryModel) -> None:
+def test_only_the_weights_of_linear_layers_and_heads_decay(tiny_model: TrajectoryModel) -> None:
     optimizer = make_optimizer(tiny_model.gpt, TrainConfig())
     names = {id(parameter): name for name, parameter in tiny_model.gpt.named_parameters()}
     decayed, others = ({names[id(each)] for each in group["params"]} for group in optimizer.param_groups)
     layers = [f"blocks.{layer}.{name}.weight" for layer in range(2) for name in ("qkv", "out", "up", "down")]
-    assert decayed == set(layers)
+    assert decayed == {*layers, "heads"}
     assert decayed | others == set(names.values()) and not decayed & others
 
 
@@ -128,5 +128,5 @@ def test_decay_shrinks_a_weight_by_its_share_of_the_rate(
         parameter.grad = torch.zeros_like(parameter)
     made.step()
     for name, parameter in gpt.named_parameters():
-        decays = name.endswith("weight") and name.startswith("blocks") and "norm" not in name
+        decays = name == "heads" or (name.endswith("weight") and name.startswith("blocks") and "norm" not in name)
         torch.testing.assert_close(parameter.detach(), before[name] * (factor if decays else 1.0))

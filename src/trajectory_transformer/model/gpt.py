@@ -1,7 +1,6 @@
 """The GPT of the paper: token and position embeddings, transformer blocks, one output head per slot."""
 
 import copy
-import math
 from collections.abc import Callable
 
 import torch
@@ -100,8 +99,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.heads = nn.Parameter(torch.empty(layout.size, num_bins + 1, config.width))  # by the slot predicted
         self.apply(_initialize)
-        bound = math.sqrt(3.0 / config.width)
-        nn.init.uniform_(self.heads, -bound, bound)
+        nn.init.uniform_(self.heads, -(config.width**-0.5), config.width**-0.5)
         self.map_encoder = MapEncoder(layout.map_shape, config.map_channels, config.width) if layout.map_shape else None
 
         goal_slots = torch.arange(layout.goal_dim)

@@ -94,15 +94,21 @@ def beam_search(
 ) -> Plan:
     """Search over sampled transitions: prompt [E, L] that ends with a state -> Plan.
 
-    Each step samples `expansion` actions for every candidate, with reward and value if the layout has them, keeps the
-    `beam_width` best by the objective, and samples their next states. Copies of a candidate are kept only if there are
-    too few others: copies of one good start must not crowd out what pays later. A candidate that sampled a stop token
-    earns nothing more. `first_step`: the prompts are the first states of their episodes (`SearchConfig.first_action`).
+    Each step samples `expansion` actions for every candidate, predicts reward and value if the layout has them, keeps
+    the `beam_width` best by the objective, and predicts their next states. Copies of a candidate are kept only if there
+    are too few others: copies of one good start must not crowd out what pays later. A candidate that sampled a stop
+    token earns nothing more.
+
+    `first_step`: the prompts are the first states of their episodes (`SearchConfig.first_action`).
     `percentile`: judge candidates by this percentile of predicted rewards and values instead of their means.
     """
     layout, width, crowd = bins.layout, config.beam_width, config.beam_width * config.expansion
     vocabulary = bins.values.shape[1] + 1
     first_action = config.first_action if first_step and config.first_action is not None else config.action
+
+    def run(num_slots: int, sampler: Sampler, num_candidates: int, allow_stop: bool = True) -> Run:
+        drawn = noise.gumbel(num_candidates, num_slots, vocabulary)
+        return Run(num_slots, sampler, None if sampler.greedy else drawn, allow_stop)
 
     max_new = config.horizon * layout.size - layout.observation_dim
     # First of all, because it refuses a search that does not fit into memory.
@@ -111,16 +117,14 @@ def beam_search(
     decoder.select(torch.zeros_like(siblings))
     for step in range(config.horizon):
         if step > 0:
-            noise_of_states = noise.gumbel(width, layout.observation_dim, vocabulary)
-            decoder.extend(Run(layout.observation_dim, config.observation, noise_of_states))
+            decoder.extend(run(layout.observation_dim, config.observation, width))
             decoder.select(siblings)
         # The first action is certain to be taken, so it cannot be a stop token.
-        sampler = config.action if step > 0 else first_action
-        runs = [Run(layout.action_dim, sampler, noise.gumbel(crowd, layout.action_dim, vocabulary), step > 0)]
+        runs = [run(layout.action_dim, config.action if step > 0 else first_action, crowd, step > 0)]
         if layout.rewards:
-            judge = Sampler(temperature=config.action.temperature)
-            reward_noise, values = noise.gumbel(crowd, 2, vocabulary), bins.values[layout.reward :]
-            runs.append(Run(2, judge, reward_noise, values=values, percentile=percentile))
+            # Sampled reward tokens would favour lucky draws, because the value is predicted given the reward.
+            values = bins.values[layout.reward :]
+            runs.append(replace(run(2, config.reward, crowd), values=values, percentile=percentile))
         decoder.extend(*runs)
         scores = objective(replace(decoder.candidates, bins=bins))  # [E, crowd]
         kept = decoder.keep(scores, width, distinct=step + 1 < config.horizon)

@@ -102,7 +102,7 @@ class Run:
     num_slots: int  # S
     sampler: Sampler
     noise: Gumbel | None  # None takes the most likely tokens
-    allow_stop: bool = True  # whether the stop token may be sampled
+    allow_stop: bool = True  # whether the stop token may be chosen
     values: Tensor | None = None  # [2, V], bin values of reward and value: set for the run that predicts them
     percentile: float | None = None  # of the predicted reward and value; None for their means
 

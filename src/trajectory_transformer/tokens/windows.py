@@ -1,6 +1,7 @@
 """Tokenized datasets, and the windows a model is trained on.
 
-A window is W transitions from any step of an episode, with the goal in front. After the end of an episode every slot
+A window is W transitions of an episode, with the goal in front. One starts at every row of an episode but its last: at
+every step where the final state is recorded, else at every step but the last. After the end of an episode every slot
 holds the stop token. These tokens are trained on if the task terminated, and have no weight if the recording was
 truncated.
 """
@@ -24,7 +25,7 @@ class TokenizedDataset:
     rows: Tensor  # [R, D] uint8 or int16; an episode of T steps has T rows, T + 1 with its final state
     goals: Tensor  # [N, G], same type
     first_row: Tensor  # [N] int64, where each episode starts in rows
-    num_steps: Tensor  # [N] int64, steps of each episode: one window starts at each
+    num_steps: Tensor  # [N] int64, steps of each episode
     num_rows: Tensor  # [N] int64
     terminated: Tensor  # [N] bool
     maps: Tensor | None = None  # [N, C, H, W] uint8 or float32, if the model reads maps
@@ -32,13 +33,13 @@ class TokenizedDataset:
     # Both are needed at every training step, and computing the first would synchronise with the device each time.
     @cached_property
     def num_windows(self) -> int:
-        """Number of windows, one for each recorded step."""
-        return int(self.num_steps.sum())
+        """Number of windows of all episodes."""
+        return int((self.num_rows - 1).sum())
 
     @cached_property
     def end_window(self) -> Tensor:
         """Index of the window after each episode's last one [N]."""
-        return self.num_steps.cumsum(0)
+        return (self.num_rows - 1).cumsum(0)
 
     def to(self, device: torch.device) -> "TokenizedDataset":
         """The same dataset on another device."""
@@ -83,7 +84,7 @@ def gather_windows(data: TokenizedDataset, index: Tensor, window: int, tokenizer
     """Windows by index, on the dataset's device: index [B] -> Batch."""
     layout, max_steps = tokenizer.layout, tokenizer.conventions.max_episode_steps
     episode = torch.searchsorted(data.end_window, index, right=True)  # [B]
-    start = index - (data.end_window[episode] - data.num_steps[episode])  # [B], step of the episode
+    start = index - (data.end_window[episode] - data.num_rows[episode] + 1)  # [B], step of the episode
     step = start[:, None] + torch.arange(window, device=index.device)  # [B, W]
     recorded = step < data.num_rows[episode][:, None]
     row = data.first_row[episode][:, None] + torch.where(recorded, step, 0)

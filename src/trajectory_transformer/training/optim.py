@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trajectory_transformer.config import TrainConfig
+from trajectory_transformer.model.gpt import GPT
 
 GRAD_CLIP = 1.0
 """Largest gradient norm."""
@@ -30,15 +31,15 @@ RECIPES = {
 }
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig, *, capturable: bool = False) -> torch.optim.AdamW:
-    """AdamW with weight decay on the weights of linear layers only.
+def make_optimizer(model: GPT, config: TrainConfig, *, capturable: bool = False) -> torch.optim.AdamW:
+    """AdamW with weight decay on the weights of linear layers and of the output heads, and on nothing else.
 
     A capturable optimizer keeps its learning rate in a tensor on the device, so that a captured step reads it there.
     """
     recipe = RECIPES[config.optimizer]
-    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
-    decayed = [parameter for parameter in model.parameters() if id(parameter) in linear]
-    others = [parameter for parameter in model.parameters() if id(parameter) not in linear]
+    matrices = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)} | {id(model.heads)}
+    decayed = [parameter for parameter in model.parameters() if id(parameter) in matrices]
+    others = [parameter for parameter in model.parameters() if id(parameter) not in matrices]
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
     device = next(model.parameters()).device
     rate = torch.tensor(config.learning_rate, device=device) if capturable else config.learning_rate

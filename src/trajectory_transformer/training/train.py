@@ -76,6 +76,7 @@ class Trainer:
             f"train.batch_size must be a multiple of the {self.world.size} processes",
             config.batch_size,
         )
+        require(data.num_windows >= 1, "training needs at least one window of two recorded states", data.num_windows)
         self.total_steps = total_steps(config, data.num_windows)
         self.log_every = log_every or min(max(self.total_steps // 100, 1), 20)
         self._warmup = warmup_steps(config, data.num_windows)

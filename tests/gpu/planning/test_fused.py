@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.search.lottery import LOTTERY, SAFE, first_choice, lottery_model
 from tests.search.test_beam_return import check_decoded_candidates
 from tests.search.test_decoder import LAYOUTS, random_gpt, random_search, search_lengths
 from trajectory_transformer.config import ModelConfig, Sampler, SearchConfig
@@ -216,6 +217,12 @@ def test_lanes_warps_and_clusters_compute_a_full_forward_pass(
         scores, identity = (torch.from_numpy(rng.integers(count // 2, size=(2, count))) for _ in range(2))
         found, wanted = (keep(decoder, scores.float(), identity, count // 2) for decoder in (fused, naive))
         assert torch.equal(found, wanted)
+
+
+def test_the_most_likely_rewards_do_not_mislead_the_search(make_fused: MakeDecoder) -> None:
+    decoder = make_fused(lottery_model().gpt)
+    assert first_choice(decoder, SearchConfig().reward) == (SAFE, pytest.approx(11.0, abs=0.3))
+    assert first_choice(decoder, Sampler())[0] == LOTTERY
 
 
 def keep(
