@@ -3,8 +3,8 @@
     python tests/regression/recording.py OUT.npz [--device cuda] [--summary] [--against OLD.npz]
 
 `tests/golden/recorded.npz` is the summary of a CPU recording on aarch64. It is recorded again only by a commit that
-means to change what is computed. Bits depend on the machine: compare recordings of one machine exactly (`--against`), and those of another with
-a tolerance (`test_recording.py`).
+means to change what is computed. Bits depend on the machine: compare recordings of one machine exactly (`--against`),
+and those of another with a tolerance (`test_recording.py`).
 """
 
 import argparse
