@@ -13,6 +13,7 @@ from trajectory_transformer.collect import WorkerPool, play_parts, split_by_shar
 from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.episode import Dataset, Dimension
 from trajectory_transformer.gpu.backends import make_batch_maker, make_engine
+from trajectory_transformer.gpu.training import captured
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import Batch, gather_windows, tokenize
 from trajectory_transformer.training.augment import grid_augment
@@ -144,7 +145,7 @@ def test_augmented_batches_are_the_same_on_a_gpu(dataset: Dataset, monkeypatch: 
     assert losses_of("auto") == losses_of("auto"), "bit for bit"
     eager = losses_of("eager")
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: False)
+    monkeypatch.setattr(captured, "supports_bf16", lambda: False)
     assert losses_of("compiled") == pytest.approx(eager, rel=1e-5), "captured as a CUDA graph"
 
 

@@ -21,7 +21,7 @@ def discounted_return(discount: float, *, value_includes_reward: bool = False) -
     def score(candidates: Candidates) -> Tensor:
         rewards = candidates.rewards[..., :-1] if value_includes_reward else candidates.rewards  # [E, K, h]
         steps = rewards.shape[-1]
-        weights = discount ** torch.arange(steps, device=rewards.device)
+        weights = torch.logspace(0, steps - 1, steps, base=discount, device=rewards.device)  # 1, discount, ...
         return torch.add(rewards @ weights, candidates.value, alpha=discount**steps)
 
     return score

@@ -12,6 +12,7 @@ from tests.gpu.training.test_fused import MODEL, with_maps
 from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.gpu.backends import make_batch_maker, make_engine
+from trajectory_transformer.gpu.training import captured as captured_module
 from trajectory_transformer.gpu.training.captured import Captured
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import tokenize
@@ -83,7 +84,7 @@ def test_captured_steps_equal_steps_run_one_by_one(
     mapped: bool,
 ) -> None:
     dataset = with_maps(tiny_dataset) if mapped else tiny_dataset
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: bf16)
+    monkeypatch.setattr(captured_module, "supports_bf16", lambda: bf16)
     if not compiled:
         monkeypatch.setattr(torch, "compile", without_compilation)
     captured, plain = (make_trainer(dataset, replace(SHORT, backend=backend)) for _ in range(2))
@@ -115,7 +116,7 @@ def test_training_does_not_synchronise_with_the_gpu_between_reports(tiny_dataset
 def test_losses_on_a_gpu_follow_those_on_the_cpu(
     tiny_dataset: Dataset, monkeypatch: pytest.MonkeyPatch, backend: Literal["eager", "compiled"]
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: False)
+    monkeypatch.setattr(captured_module, "supports_bf16", lambda: False)
     sizes = replace(MODEL, dropout=0.0)
     found = losses_of(make_trainer(tiny_dataset, replace(SHORT, backend=backend), sizes=sizes))
     expected = losses_of(make_trainer(tiny_dataset, replace(SHORT, backend="eager"), CPU, sizes=sizes))

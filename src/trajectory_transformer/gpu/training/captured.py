@@ -65,6 +65,11 @@ class Captured(Generic[Result]):
         return result
 
 
+def supports_bf16() -> bool:
+    """Whether the GPU computes in bfloat16."""
+    return bool(torch.cuda.is_bf16_supported())
+
+
 def captured_step(compute: Compute) -> Compute:
     """A training step as one CUDA graph; weights and the learning rate are updated in place."""
     step = Captured(lambda tokens, real, maps: compute(Batch(tokens, real, maps)))
@@ -81,7 +86,7 @@ class CompiledEngine(EagerEngine):
         """Train a model on a GPU."""
         super().__init__(model, config, world)
         self._optimizer = make_optimizer(model.gpt, config, capturable=True)
-        bf16 = torch.cuda.is_bf16_supported()
+        bf16 = supports_bf16()
 
         def loss(tokens: Tensor, real: Tensor, maps: Tensor | None) -> tuple[Tensor, Tensor]:
             # Weights, gradients and cross-entropy stay float32; autocast applies to the matmuls only.

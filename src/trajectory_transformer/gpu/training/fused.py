@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from trajectory_transformer.config import TrainConfig
-from trajectory_transformer.gpu.training.captured import captured_step
+from trajectory_transformer.gpu.training.captured import captured_step, supports_bf16
 from trajectory_transformer.model.gpt import GPT, detach_key_bias
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import Batch, loss_weights
@@ -95,7 +95,7 @@ def why_not_fused_training(model: TrajectoryModel) -> str | None:
             "it needs a width of at most 256 and heads of at least 16, both powers of two, "
             f"the model has {width} and {head}"
         )
-    return None if torch.cuda.is_bf16_supported() else "it needs a GPU with bfloat16"
+    return None if supports_bf16() else "it needs a GPU with bfloat16"
 
 
 def fused_loss(
