@@ -1,0 +1,158 @@
+"""Fitting: a function of data and seed, resumable, with masks, early stopping and choice of elites."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from tests.pets.conftest import LinearSystem
+from trajectory_transformer.data.episode import Dataset, Dimension, Episode
+from trajectory_transformer.pets import Ensemble, EnsembleConfig, EnsembleMetrics, fit
+from trajectory_transformer.pets.fit import RESUME
+
+SMALL = EnsembleConfig(num_networks=3, num_elites=2, num_layers=1, width=8, batch_size=32, epochs=4)
+
+
+@pytest.fixture
+def few(system: LinearSystem) -> Dataset:
+    """Three hundred transitions."""
+    return system.play(10, 30, np.random.default_rng(0))
+
+
+def weights(ensemble: Ensemble) -> dict[str, torch.Tensor]:
+    return ensemble.networks.state_dict()
+
+
+def same(first: Ensemble, second: Ensemble) -> bool:
+    return all(torch.equal(value, weights(second)[name]) for name, value in weights(first).items())
+
+
+def test_a_fit_is_a_function_of_its_seed(few: Dataset) -> None:
+    first, again, other = (fit(few, SMALL, seed=seed, device="cpu") for seed in (3, 3, 4))
+    assert same(first, again) and not same(first, other)
+
+
+def test_a_stopped_fit_resumes_to_the_same_weights(few: Dataset, tmp_path: Path) -> None:
+    def stop(metrics: EnsembleMetrics) -> None:
+        if metrics.epoch == 2:
+            raise KeyboardInterrupt
+
+    expected = fit(few, SMALL, seed=3, device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        fit(few, SMALL, seed=3, device="cpu", out=tmp_path / "pets", on_metrics=stop)
+    seen: list[int] = []
+    resumed = fit(
+        few, SMALL, seed=3, device="cpu", out=tmp_path / "pets", resume=True, on_metrics=lambda m: seen.append(m.epoch)
+    )
+    assert seen == [3, 4]
+    assert same(resumed, expected)
+    assert same(Ensemble.load(tmp_path / "pets"), expected)
+
+
+def test_only_the_same_fit_is_resumed(few: Dataset, system: LinearSystem, tmp_path: Path) -> None:
+    fit(few, SMALL, seed=3, device="cpu", out=tmp_path / "pets")
+    with pytest.raises(ValueError, match="exists already"):
+        fit(few, SMALL, seed=3, device="cpu", out=tmp_path / "pets")
+    with pytest.raises(ValueError, match="another seed"):
+        fit(few, SMALL, seed=4, device="cpu", out=tmp_path / "pets", resume=True)
+    with pytest.raises(ValueError, match="another config"):
+        fit(few, replace(SMALL, epochs=5), seed=3, device="cpu", out=tmp_path / "pets", resume=True)
+    other = system.play(10, 30, np.random.default_rng(1))
+    with pytest.raises(ValueError, match="different data"):
+        fit(other, SMALL, seed=3, device="cpu", out=tmp_path / "pets", resume=True)
+    assert (tmp_path / "pets" / RESUME).is_file()
+
+
+def test_networks_train_on_different_samples(few: Dataset) -> None:
+    ensemble = fit(few, replace(SMALL, num_elites=3), device="cpu")
+    means = ensemble.gaussians(torch.zeros(2), torch.zeros(1))[0]
+    assert (means.std(0) > 1e-4).all()
+
+
+def test_fitting_stops_when_the_held_out_loss_is_flat() -> None:
+    rng = np.random.default_rng(0)
+    noise = Episode(
+        rng.normal(size=(101, 2)).astype(np.float32), rng.normal(size=(100, 1)).astype(np.float32), None, False
+    )
+    losses: list[tuple[float, ...]] = []
+    # Nothing can be learnt from noise but its variance; more passes fit the training data alone.
+    config = EnsembleConfig(num_networks=3, num_elites=3, num_layers=2, width=64, batch_size=16, held_out=0.3)
+    fit(Dataset((noise,)), config, device="cpu", on_metrics=lambda metrics: losses.append(metrics.held_out))
+    best = np.min(losses, axis=0)
+    assert 6 <= len(losses) < 100
+    assert (np.array(losses[-1]) > best + 0.02).all()
+
+
+def test_elites_are_the_networks_with_the_smallest_held_out_loss(few: Dataset) -> None:
+    losses: list[tuple[float, ...]] = []
+    config = replace(SMALL, num_elites=3)
+    everything = fit(few, config, seed=5, device="cpu", on_metrics=lambda metrics: losses.append(metrics.held_out))
+    two = fit(few, SMALL, seed=5, device="cpu")
+    order = np.argsort(np.min(losses, axis=0))
+    assert order.tolist() != [0, 1, 2], "choose another seed: the order would be right without sorting"
+    for name, value in weights(two).items():
+        assert torch.equal(value, weights(everything)[name][:2])
+    one = fit(few, replace(SMALL, num_elites=1), seed=5, device="cpu")
+    assert torch.equal(one.networks.weights[0][0], everything.networks.weights[0][0])
+
+
+def test_without_held_out_data_the_last_weights_are_kept(few: Dataset) -> None:
+    records: list[EnsembleMetrics] = []
+    fit(few, replace(SMALL, held_out=0.0, patience=1), device="cpu", on_metrics=records.append)
+    assert [record.epoch for record in records] == [1, 2, 3, 4]
+    assert all(record.held_out == () for record in records)
+
+
+def masked_shift() -> tuple[Dataset, list[npt.NDArray[np.bool_]]]:
+    """s'[0] = s[1], and s[1] is uniform noise with mean 4 and deviation 2; half of all entries are masked."""
+    rng = np.random.default_rng(0)
+    drawn = 4.0 + 2.0 * np.sqrt(12.0) * (rng.random(size=4001) - 0.5)
+    states = np.stack([np.concatenate([[4.0], drawn[:-1]]), drawn], axis=1).astype(np.float32)
+    masks = rng.random(size=states.shape) < 0.5
+    hidden = np.where(masks, states, 1e3).astype(np.float32)  # what is not observed must not be read
+    return Dataset((Episode(hidden, np.zeros((4000, 1), dtype=np.float32), None, False),)), [masks]
+
+
+def test_a_masked_entry_is_predicted_from_its_distribution() -> None:
+    dataset, masks = masked_shift()
+    config = EnsembleConfig(num_networks=3, num_elites=3, num_layers=2, width=32, learning_rate=5e-3, epochs=40)
+    ensemble = fit(dataset, config, masks=masks, device="cpu")
+    state = torch.tensor([[5.0, 6.0], [5.0, 6.0], [5.0, -1e3]])
+    mask = torch.tensor([[1.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
+    means, stds = (values.mean(0) for values in ensemble.gaussians(state, torch.zeros(3, 1), mask))
+    assert means[:, 0].tolist() == pytest.approx([6.0, 6.0, 4.0], abs=0.2)
+    assert (stds[:2, 0] < 0.4).all()
+    assert float(stds[2, 0]) == pytest.approx(2.0, rel=0.15)
+    assert stds[:, 1].tolist() == pytest.approx([2.0, 2.0, 2.0], rel=0.1)
+    log_prob = ensemble.log_prob(state[2], torch.zeros(1), torch.tensor([5.0, 1e3]), mask=mask[2], next_mask=mask[2])
+    expected = -0.5 * ((5.0 - 4.0) / 2.0) ** 2 - math.log(2.0 * math.sqrt(2 * math.pi))
+    assert float(log_prob) == pytest.approx(expected, abs=0.1)
+    reads = torch.stack([mask[2], mask[0]])
+    found = ensemble.predict(state[2], torch.zeros(2, 1), 2, 600, masks=reads)
+    assert float(found.states[:, 0, 0].std()) == pytest.approx(2.0, rel=0.15)
+    spread = found.states[:, 1, 0] - found.states[:, 0, 1]
+    assert float(spread.std()) < 0.4
+
+
+def test_data_that_no_gaussian_fits_is_refused(few: Dataset) -> None:
+    discrete = Episode(np.zeros((4, 1), dtype=np.float32), np.zeros((3, 1), dtype=np.float32), None, False)
+    with pytest.raises(ValueError, match="continuous dimensions, gear has categories"):
+        fit(Dataset((discrete,), {}, (), (Dimension("gear", 3),)), SMALL, device="cpu")
+    with pytest.raises(ValueError, match="needs rewards"):
+        fit(Dataset((discrete,)), replace(SMALL, rewards=True), device="cpu")
+    with pytest.raises(ValueError, match="shapes of the observations"):
+        fit(few, SMALL, masks=[np.ones((3, 2), dtype=np.bool_)], device="cpu")
+
+
+@pytest.mark.gpu
+def test_captured_steps_equal_eager_steps(few: Dataset) -> None:
+    eager, captured = (fit(few, SMALL, seed=3, device=device) for device in ("cpu", "cuda"))
+    # Batches are drawn on the device, so only the quality can agree, not the weights.
+    state, action = torch.zeros(2), torch.zeros(1)
+    torch.testing.assert_close(
+        captured.gaussians(state, action)[0].cpu(), eager.gaussians(state, action)[0], atol=0.3, rtol=0.3
+    )
