@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from tests.pets.conftest import LinearSystem
+from trajectory_transformer.checkpoint import read_tensors
 from trajectory_transformer.data.episode import Dataset, Dimension, Episode
 from trajectory_transformer.pets import Ensemble, EnsembleConfig, EnsembleMetrics, fit
-from trajectory_transformer.pets.fit import RESUME
+from trajectory_transformer.pets.ensemble import build_networks
+from trajectory_transformer.pets.fit import RESUME, _prepare, _Training
 
 SMALL = EnsembleConfig(num_networks=3, num_elites=2, num_layers=1, width=8, batch_size=32, epochs=4)
 
@@ -73,31 +75,43 @@ def test_networks_train_on_different_samples(few: Dataset) -> None:
     assert (means.std(0) > 1e-4).all()
 
 
-def test_fitting_stops_when_the_held_out_loss_is_flat() -> None:
+def test_fitting_stops_when_the_held_out_loss_is_flat_and_keeps_the_best_weights(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    noise = Episode(
-        rng.normal(size=(101, 2)).astype(np.float32), rng.normal(size=(100, 1)).astype(np.float32), None, False
-    )
+    states, actions = rng.normal(size=(101, 2)), rng.normal(size=(100, 1))
+    noise = Dataset((Episode(states.astype(np.float32), actions.astype(np.float32), None, False),))
     losses: list[tuple[float, ...]] = []
+    weights_after: list[torch.Tensor] = []
+
+    def note(metrics: EnsembleMetrics) -> None:
+        losses.append(metrics.held_out)
+        weights_after.append(read_tensors(tmp_path / "pets" / RESUME)[0]["weights.weights.1"])
+
     # Nothing can be learnt from noise but its variance; more passes fit the training data alone.
-    config = EnsembleConfig(num_networks=3, num_elites=3, num_layers=2, width=64, batch_size=16, held_out=0.3)
-    fit(Dataset((noise,)), config, device="cpu", on_metrics=lambda metrics: losses.append(metrics.held_out))
-    best = np.min(losses, axis=0)
+    config = EnsembleConfig(num_networks=5, num_elites=3, num_layers=2, width=64, batch_size=16, held_out=0.3)
+    ensemble = fit(noise, config, seed=2, device="cpu", out=tmp_path / "pets", on_metrics=note)
     assert 6 <= len(losses) < 100
-    assert (np.array(losses[-1]) > best + 0.02).all()
+    best, last = np.min(losses, axis=0), np.array(losses[-1])
+    assert (last > best + 0.02).all()
+    order = np.argsort(best)
+    assert order.tolist() != [0, 1, 2, 3, 4], "choose another seed: the order would be right without sorting"
+    for elite, network in enumerate(order[:3].tolist()):
+        epoch = int(np.argmin([each[network] for each in losses]))
+        assert torch.equal(ensemble.networks.weights[1][elite], weights_after[epoch][network])
 
 
-def test_elites_are_the_networks_with_the_smallest_held_out_loss(few: Dataset) -> None:
-    losses: list[tuple[float, ...]] = []
-    config = replace(SMALL, num_elites=3)
-    everything = fit(few, config, seed=5, device="cpu", on_metrics=lambda metrics: losses.append(metrics.held_out))
-    two = fit(few, SMALL, seed=5, device="cpu")
-    order = np.argsort(np.min(losses, axis=0))
-    assert order.tolist() != [0, 1, 2], "choose another seed: the order would be right without sorting"
-    for name, value in weights(two).items():
-        assert torch.equal(value, weights(everything)[name][:2])
-    one = fit(few, replace(SMALL, num_elites=1), seed=5, device="cpu")
-    assert torch.equal(one.networks.weights[0][0], everything.networks.weights[0][0])
+def test_a_pass_takes_every_row_of_the_bootstrap_samples_once_in_a_new_order(few: Dataset) -> None:
+    config = replace(SMALL, held_out=0.1, batch_size=27)  # ten batches of the 270 transitions that are not held out
+    scales, data = _prepare(few, config, None, torch.device("cpu"))
+    training = _Training(build_networks(3, config, scales, 0, seed=0), data, config, seed=0)
+    orders = []
+    for _ in range(2):
+        training.run_epoch()
+        orders.append(training._batches.transpose(0, 1).flatten(1).clone())
+        assert torch.equal(orders[-1].sort(1).values, training.bootstrap.sort(1).values)
+    assert not torch.equal(orders[0], orders[1])
+    distinct = [len(row.unique()) / 270 for row in training.bootstrap]
+    assert distinct == pytest.approx([1 - math.exp(-1)] * 3, abs=0.08)
+    assert not set(training.bootstrap.flatten().tolist()) & set(training.held_out.tolist())
 
 
 def test_without_held_out_data_the_last_weights_are_kept(few: Dataset) -> None:
