@@ -63,7 +63,7 @@ class Evaluate:
             raise ValueError("name the run folder to evaluate, for example: runs/train")
         device = find_device(self.device)
         model = TrajectoryModel.load(self.run, device)
-        env_id, options = environment_of(model, self.env, self.env_options)
+        env_id, options = environment_of(model.metadata, self.env, self.env_options)
         traces: list[PlanTrace] = []
         planner = Planner(
             model,

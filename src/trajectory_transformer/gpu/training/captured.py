@@ -1,7 +1,7 @@
 """Capture a training step as a CUDA graph, and the compiled engine that uses it."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -40,7 +40,8 @@ class CapturedStep:
         own = self._copy(batch)
         if self._calls < self.WARM_UP:
             self._calls += 1
-            return self._run_on_side_stream(own)
+            with side_stream():
+                return self._compute(own)
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
             with no_garbage_collection(), torch.cuda.graph(self._graph):
@@ -61,14 +62,43 @@ class CapturedStep:
             own.maps.copy_(batch.maps)
         return own
 
-    def _run_on_side_stream(self, batch: Batch) -> Outcome:
-        """Run the step on a side stream, as a capture does."""
-        side, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
-            outcome = self._compute(batch)
-        here.wait_stream(side)
-        return outcome
+
+@contextmanager
+def side_stream() -> Iterator[None]:
+    """Run a block on a side stream, as a capture does."""
+    side, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        yield
+    here.wait_stream(side)
+
+
+class CapturedCalls:
+    """Functions without arguments as CUDA graphs: the first calls with a key run, the next captures, later ones replay.
+
+    The functions read and write tensors that stay where they are, and draw no numbers from torch's generators.
+    """
+
+    WARM_UP = 2  # calls before the capture, for compilation and workspaces
+
+    def __init__(self) -> None:
+        """Nothing is captured yet."""
+        self._calls: dict[Hashable, int] = {}
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+
+    def __call__(self, key: Hashable, function: Callable[[], object]) -> None:
+        """Run the function, or replay what a call with the same key did."""
+        self._calls[key] = self._calls.get(key, 0) + 1
+        if self._calls[key] <= self.WARM_UP:
+            with side_stream():
+                function()
+            return
+        if key not in self._graphs:
+            graph = torch.cuda.CUDAGraph()
+            with no_garbage_collection(), torch.cuda.graph(graph):
+                function()
+            self._graphs[key] = graph
+        self._graphs[key].replay()
 
 
 class CompiledEngine(EagerEngine):
