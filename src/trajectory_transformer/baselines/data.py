@@ -1,5 +1,6 @@
 """The data of baselines: transitions of all episodes on the device, scaled once, gathered there."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple, Protocol, TypeVar
@@ -122,16 +123,16 @@ def with_goal(episode: Episode) -> FloatArray:
     return np.concatenate([episode.observations, goals], axis=1)
 
 
-class Transitions:
-    """All transitions of some datasets as one table on the device."""
+class StepTable(ABC):
+    """All steps of some datasets as one table on the device, one row each; subclasses say what a row holds."""
 
     def __init__(
         self, datasets: Sequence[Dataset], learners: Sequence[Learner], scaling: Scaling, device: torch.device
     ) -> None:
-        """Scale the transitions and send them to the device."""
+        """Make the rows and send them to the device."""
         first_learner = {learner.dataset: index for index, learner in reversed(list(enumerate(learners)))}
         tables = [
-            _table(dataset, scaling.only(first_learner[index]))
+            self.table(dataset, scaling.only(first_learner[index]))
             for index, dataset in enumerate(datasets)
             if index in first_learner
         ]
@@ -142,6 +143,18 @@ class Transitions:
         self.offsets = torch.tensor([offsets[learner.dataset] for learner in learners], device=device)
         self.counts = torch.tensor([counts[learner.dataset] for learner in learners], device=device)
         self._table = torch.cat(tables).to(device)
+
+    @abstractmethod
+    def table(self, dataset: Dataset, scaling: Scaling) -> Tensor:
+        """The rows of a dataset [N, D], episode by episode; `scaling` is that of one of its learners."""
+
+
+class Transitions(StepTable):
+    """All transitions of some datasets."""
+
+    def table(self, dataset: Dataset, scaling: Scaling) -> Tensor:
+        """Observation, action, next observation, reward and whether the episode continues."""
+        return _table(dataset, scaling)
 
     def gather(self, index: Tensor) -> Batch:
         """The transitions of rows [S, B]."""

@@ -14,7 +14,7 @@ from trajectory_transformer.checkpoint import read_tensors, write_tensors
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.gpu.backends import find_device
-from trajectory_transformer.gpu.training.replay import ReplayedStep
+from trajectory_transformer.gpu.training.captured import CapturedCalls
 from trajectory_transformer.pets.ensemble import (
     Ensemble,
     EnsembleConfig,
@@ -139,7 +139,7 @@ class _Training:
         self._batches = torch.zeros(self.num_steps, config.num_networks, batch_size, dtype=torch.long, device=device)
         self._position = torch.zeros(1, dtype=torch.long, device=device)
         self._losses = torch.zeros(self.num_steps, device=device)
-        self._step = ReplayedStep(self._take_step) if device.type == "cuda" else self._take_step
+        self._captured = CapturedCalls() if device.type == "cuda" else None
 
     @property
     def finished(self) -> bool:
@@ -154,7 +154,10 @@ class _Training:
         self._batches.copy_(order.view(len(order), self.num_steps, -1).transpose(0, 1))
         self._position.zero_()
         for _ in range(self.num_steps):
-            self._step()
+            if self._captured is None:
+                self._take_step()
+            else:
+                self._captured("step", self._take_step)
         self.epoch += 1
         loss = float(self._losses.mean())
         require(np.isfinite(loss), f"the loss must be finite, lower learning_rate (epoch {self.epoch})", loss)
