@@ -9,7 +9,7 @@ from torch import Tensor
 from trajectory_transformer.baselines.algorithm import Preset, Settings, Sizes, TransitionAlgorithm
 from trajectory_transformer.baselines.data import Batch, Rewards
 from trajectory_transformer.baselines.distributions import gaussian_log_prob
-from trajectory_transformer.baselines.networks import Copy, Group, Network, Tensors, cosine, init_networks, mlp, repeat
+from trajectory_transformer.baselines.networks import Copy, Group, Network, cosine, init_networks, mlp, twin_q
 from trajectory_transformer.config import require
 
 LOG_STD = (-5.0, 2.0)  # limits of the policy's log standard deviation
@@ -106,12 +106,6 @@ class IQL(TransitionAlgorithm):
     def q_values(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Smaller of the two Q values [S, E]."""
         return twin_q(self.critics.tensors, observations, actions).amin(dim=1)
-
-
-def twin_q(tensors: Tensors, observations: Tensor, actions: Tensor) -> Tensor:
-    """Values of both Q networks: [S, B, O] and [S, B, A] -> [S, 2, B]."""
-    inputs = repeat(torch.cat([observations, actions], dim=-1), 2)
-    return mlp(tensors, "q", inputs).view(-1, 2, inputs.shape[1])
 
 
 PRESETS = {

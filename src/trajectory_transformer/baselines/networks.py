@@ -74,6 +74,17 @@ def repeat(x: Tensor, count: int) -> Tensor:
     return x[:, None].expand(-1, count, *x.shape[1:]).reshape(-1, *x.shape[1:])
 
 
+def frozen(tensors: Tensors) -> Tensors:
+    """The same networks as constants, for a loss that trains others."""
+    return {name: value.detach() for name, value in tensors.items()}
+
+
+def twin_q(tensors: Tensors, observations: Tensor, actions: Tensor) -> Tensor:
+    """Values of two Q networks per learner, named `q`: [S, B, O] and [S, B, A] -> [S, 2, B]."""
+    inputs = repeat(torch.cat([observations, actions], dim=-1), 2)
+    return mlp(tensors, "q", inputs).view(-1, 2, inputs.shape[1])
+
+
 class Copy:
     """A slowly following copy of a group: a target network."""
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 
-from trajectory_transformer.baselines import bc, iql
+from trajectory_transformer.baselines import bc, cql, iql, td3bc
 from trajectory_transformer.baselines.algorithm import Preset, Settings
 
-PRESETS: dict[str, Preset] = {**bc.PRESETS, **iql.PRESETS}
+PRESETS: dict[str, Preset] = {**bc.PRESETS, **td3bc.PRESETS, **iql.PRESETS, **cql.PRESETS}
 
 
 def find_preset(name: str) -> Preset:
