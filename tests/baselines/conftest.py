@@ -6,6 +6,12 @@ import pytest
 from trajectory_transformer.data.episode import Dataset, Episode
 
 SMALL = {"hidden": [32, 32], "batch_size": 64}
+SMALL_OF: dict[str, dict[str, object]] = {
+    "brac": {"actor_hidden": [32, 32], "clone_steps": 3, "warmup_steps": 2},
+    "dt": {"context": 4},
+    "mbop": {"horizon": 3, "num_trajectories": 30},
+}
+"""What some algorithms need to be small as well."""
 
 
 def point_episodes(count: int, *, steps: int = 20, seed: int = 0) -> Dataset:

@@ -186,6 +186,7 @@ class _Memory:
         last = self.window
         if last is None or last.returns.shape[1] != len(step.first):
             last = self._empty(len(step.first), observations.shape[-1], device)
+            first = torch.ones_like(first)
         received = torch.from_numpy(step.rewards).to(device) / settings.return_scale
         returns = torch.where(first, asked, last.returns[:, :, -1] - received)
         times = torch.where(first, 0, last.times[:, :, -1] + 1)

@@ -4,10 +4,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 
-from trajectory_transformer.baselines import bc, cql, iql, td3bc
+from trajectory_transformer.baselines import bc, brac, cql, dt, iql, mbop, td3bc
 from trajectory_transformer.baselines.algorithm import Preset, Settings
 
-PRESETS: dict[str, Preset] = {**bc.PRESETS, **td3bc.PRESETS, **iql.PRESETS, **cql.PRESETS}
+PRESETS: dict[str, Preset] = {
+    **bc.PRESETS,
+    **td3bc.PRESETS,
+    **iql.PRESETS,
+    **cql.PRESETS,
+    **brac.PRESETS,
+    **dt.PRESETS,
+    **mbop.PRESETS,
+}
 
 
 def find_preset(name: str) -> Preset:

@@ -1,6 +1,7 @@
 """Stacked multilayer perceptrons with Gaussian outputs, the networks of a probabilistic ensemble."""
 
 import copy
+from collections.abc import Iterable
 from itertools import pairwise
 from math import sqrt
 from typing import Any
@@ -36,13 +37,8 @@ class GaussianNetworks(nn.Module):
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance: inputs [K, B, in] -> two of [K, B, out]."""
-        x = inputs
-        for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = torch.baddbmm(bias, x if index == 0 else functional.silu(x), weight)
-        mean, log_variance = x.chunk(2, dim=-1)
-        low, high = self.min_log_variance, self.max_log_variance
-        log_variance = high - functional.softplus(high - log_variance)
-        return mean, low + functional.softplus(log_variance - low)
+        outputs = swish_layers(self.weights, self.biases, inputs)
+        return gaussian_outputs(outputs, self.min_log_variance, self.max_log_variance)
 
     def loss(self, inputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Training loss of each network: inputs [K, B, in], targets and weights [K, B, out] -> [K]."""
@@ -52,11 +48,7 @@ class GaussianNetworks(nn.Module):
 
     def negative_log_likelihood(self, inputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Twice the mean negative log-likelihood per dimension, without its constant; shapes as in `loss`."""
-        mean, log_variance = self.forward(inputs)
-        each: Tensor = (mean - targets).square() * torch.exp(-log_variance) + log_variance
-        if weights is None:
-            return each.mean(dim=(1, 2))
-        return (each * weights).sum(dim=(1, 2)) / weights.sum(dim=(1, 2)).clamp(min=1.0)
+        return gaussian_loss(*self.forward(inputs), targets, weights)
 
     def with_weights(self, state: dict[str, Tensor]) -> "GaussianNetworks":
         """Networks of the same sizes with other weights, and as many networks as these are for."""
@@ -74,3 +66,25 @@ class GaussianNetworks(nn.Module):
         ]
         others = [*self.biases, self.min_log_variance, self.max_log_variance]
         return [*groups, {"params": others, "weight_decay": 0.0}]
+
+
+def swish_layers(weights: Iterable[Tensor], biases: Iterable[Tensor], x: Tensor) -> Tensor:
+    """Perceptrons with swish between layers: weights [K, in, out], biases [K, 1, out], x [K, B, in] -> [K, B, out]."""
+    for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        x = torch.baddbmm(bias, functional.silu(x) if index else x, weight)
+    return x
+
+
+def gaussian_outputs(outputs: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and log-variance, the latter within soft bounds: [K, B, 2 D] -> two of [K, B, D]."""
+    mean, log_variance = outputs.chunk(2, dim=-1)
+    log_variance = high - functional.softplus(high - log_variance)
+    return mean, low + functional.softplus(log_variance - low)
+
+
+def gaussian_loss(mean: Tensor, log_variance: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Twice the mean negative log-likelihood per dimension, without its constant: [K, B, D] -> [K]."""
+    each = (mean - targets).square() * torch.exp(-log_variance) + log_variance
+    if weights is None:
+        return each.mean(dim=(1, 2))
+    return (each * weights).sum(dim=(1, 2)) / weights.sum(dim=(1, 2)).clamp(min=1.0)
