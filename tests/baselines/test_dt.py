@@ -79,10 +79,10 @@ def test_an_action_depends_on_the_past_alone() -> None:
     after = made.forward(changed)
     assert torch.equal(after[:, :, :3], before[:, :, :3])
     assert not torch.allclose(after[:, :, 3], before[:, :, 3])
-    for field in ("observations", "actions", "returns"):
+    for field, step in (("observations", 0), ("actions", 0), ("returns", 0), ("observations", 3), ("returns", 3)):
         changed = WindowBatch(*(value.clone() for value in vars(batch).values()))
-        getattr(changed, field)[:, :, 0] += 1.0
-        assert not torch.allclose(made.forward(changed)[:, :, 3], before[:, :, 3]), field
+        getattr(changed, field)[:, :, step] += 1.0
+        assert not torch.allclose(made.forward(changed)[:, :, 3], before[:, :, 3]), (field, step)
 
 
 def test_padding_is_neither_read_nor_trained_on() -> None:
