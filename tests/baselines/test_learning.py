@@ -27,7 +27,16 @@ def play(baseline: Baseline, seed: int, goals: FloatArray | None = None) -> floa
     [
         ("td3bc", {"steps": 600, "learning_rate": 3e-3}),
         ("iql", {"steps": 600, "learning_rate": 3e-3, "temperature": 10.0, "discount": 0.8}),
-        ("cql", {"steps": 500, "learning_rate": 3e-3, "actor_learning_rate": 3e-3, "clone_steps": 50, "conservative_weight": 1.0}),
+        (
+            "cql",
+            {
+                "steps": 500,
+                "learning_rate": 3e-3,
+                "actor_learning_rate": 3e-3,
+                "clone_steps": 50,
+                "conservative_weight": 1.0,
+            },
+        ),
     ],
 )
 def test_algorithms_with_rewards_improve_on_random_actions(
