@@ -55,7 +55,7 @@ def linears(module: nn.Module) -> list[nn.Linear]:
 
 def layers(tensors: Mapping[str, Tensor], name: str, index: int = 0) -> list[tuple[Tensor, Tensor]]:
     """Weight [out, in] and bias [out] of each layer of one of our networks."""
-    found = []
+    found: list[tuple[Tensor, Tensor]] = []
     while f"{name}.{len(found)}.weight" in tensors:
         place = f"{name}.{len(found)}"
         found.append((tensors[f"{place}.weight"][index].T, tensors[f"{place}.bias"][index, 0]))
@@ -229,7 +229,8 @@ def test_conservative_q_learning(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def rsample(distribution: Any, shape: Any = (), drawn: list[Tensor] = drawn) -> Tensor:
             del shape
-            return distribution.loc + distribution.scale * normal(drawn.pop(0))
+            found: Tensor = distribution.loc + distribution.scale * normal(drawn.pop(0))
+            return found
 
         def uniform_(tensor: Tensor, *_: float, uniform: Tensor = uniform) -> Tensor:
             return tensor.copy_((2.0 * uniform - 1.0).reshape(tensor.shape))
