@@ -1,16 +1,16 @@
 """Scores of the baselines on the benchmark datasets, with several training seeds, and the table of all of them.
 
-    python benchmarks/baselines_table.py --datasets DIR [--policies DIR] [--algorithms iql ...] [--tasks hopper-medium ...]
+    python benchmarks/baselines_table.py --datasets DIR [--policies DIR] [--algorithms iql ...] [--tasks TASK ...]
 
 Datasets are read from DIR/<task>.npz. A missing one is collected there by its recipe, if --policies names the folder of
 actor files. Datasets of one environment have equal sizes, so an algorithm trains on all of them, with all seeds, in the
 same steps. Meanwhile other processes play the checkpoints: 5 episodes for a point of the curve, 15 for the score, with
 seeds that nothing else uses.
 
-A cell is one algorithm on one dataset: results/baselines/<task>_<algorithm>.json. Cells that exist are skipped. The same
-command continues what was interrupted, from the last checkpoint in --work. `--time_limit` stops before a limit; exit
-code 75 then means that there is more to do. The last step writes results/baselines/table.json from all cells that exist:
-`<task>_<algorithm>` is the mean score over training seeds, `_stderr` its standard error over training seeds, and
+A cell is one algorithm on one dataset: results/baselines/<task>_<algorithm>.json. Cells that exist are skipped. The
+same command continues what was interrupted, from the last checkpoint in --work. `--time_limit` stops before a limit;
+exit code 75 then means that there is more to do. The last step writes results/baselines/table.json from all cells that
+exist: `<task>_<algorithm>` is the mean score over training seeds, `_stderr` its standard error over training seeds, and
 `<algorithm>_average` the mean over tasks.
 """
 
@@ -54,8 +54,7 @@ class OutOfTimeError(Exception):
 
 
 def play(folder: str, seed: int, episodes: int, first: int) -> list[float]:
-    """Returns of the episodes of one training seed; runs in a process of its own."""
-    torch.set_num_threads(1)
+    """Returns of the episodes of one training seed."""
     found = evaluate(Baseline.load(folder).policy(seed), episodes=episodes, num_envs=episodes, seed=first)
     return [episode.total_reward for episode in found.episodes]
 
@@ -65,7 +64,9 @@ class Players:
 
     def __init__(self, workers: int, episodes: int, curve_episodes: int) -> None:
         """Start when the first checkpoint comes."""
-        self._pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+        self._pool = (
+            ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) if workers else None
+        )
         self._numbers = {"score": (episodes, SCORE_SEED), "curve": (curve_episodes, CURVE_SEED)}
         self._waiting: list[tuple[Path, dict[int, Future[list[float]]]]] = []
 
@@ -75,8 +76,15 @@ class Players:
         if out.exists() or any(path == out for path, _ in self._waiting):
             return
         episodes, first = self._numbers[kind]
-        jobs = {seed: self._pool.submit(play, str(checkpoint), seed, episodes, first) for seed in seeds}
+        jobs = {seed: self._submit(str(checkpoint), seed, episodes, first) for seed in seeds}
         self._waiting.append((out, jobs))
+
+    def _submit(self, folder: str, seed: int, episodes: int, first: int) -> Future[list[float]]:
+        if self._pool is not None:
+            return self._pool.submit(play, folder, seed, episodes, first)
+        done: Future[list[float]] = Future()
+        done.set_result(play(folder, seed, episodes, first))
+        return done
 
     def collect(self, *, wait: bool = False) -> None:
         """Store what has been played; with `wait`, all of it."""
@@ -90,7 +98,8 @@ class Players:
 
     def close(self) -> None:
         """Drop what has not begun."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 class Cell:
@@ -107,18 +116,24 @@ class Cell:
         values = {"steps": options.steps} if options.steps else {}
         self.settings = changed(PRESETS[name].settings, values)
 
-    def run(self, deadline: float) -> None:
-        """Train to the end, play, and write one result per task."""
+    def train(self, deadline: float) -> None:
+        """Train to the end, and have all checkpoints played."""
         if not (self.folder / "trained.json").exists():
             self._train(deadline)
-        for step in self._steps():
-            for task in self.tasks:
-                self.players.submit(self._checkpoint(step, task), "curve", self.seeds)
         for task in self.tasks:
+            for step in self._steps():
+                self.players.submit(self._checkpoint(step, task), "curve", self.seeds)
             self.players.submit(self._checkpoint(self.settings.steps, task), "score", self.seeds)
-        self.players.collect(wait=True)
+
+    def write(self) -> bool:
+        """Write one result per task; False if some are still being played."""
+        played = [(self._checkpoint(step, task) / "curve.json") for step in self._steps() for task in self.tasks]
+        played += [self._checkpoint(self.settings.steps, task) / "score.json" for task in self.tasks]
+        if not all(path.exists() for path in played):
+            return False
         for task in self.tasks:
             self._write(task)
+        return True
 
     def _steps(self) -> list[int]:
         """Steps of the points of the curve; the last is the end of training."""
@@ -142,7 +157,7 @@ class Cell:
         print(f"{self.name} on {', '.join(self.tasks)}: step {trainer.step} of {trainer.total_steps}", flush=True)
         points, started = set(self._steps()), time.monotonic()
         every = max(self.settings.steps // self.options.curve, 1)
-        stopping = False
+        stopping, seconds = False, before
         for metrics in trainer.run(pause_every=every):
             if metrics is not None:
                 losses = ", ".join(f"{name} {np.mean(values):.3g}" for name, values in metrics.losses.items())
@@ -277,7 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--episodes", type=int, default=15, help="episodes per training seed for the score")
     parser.add_argument("--curve", type=int, default=10, help="points of the evaluation curve")
     parser.add_argument("--curve_episodes", type=int, default=5, help="episodes per training seed for a point")
-    parser.add_argument("--workers", type=int, default=3, help="processes that play episodes")
+    parser.add_argument("--workers", type=int, default=3, help="processes that play episodes; 0: this one")
     parser.add_argument("--work", type=Path, default=Path("runs/baselines"), help="folder for checkpoints")
     parser.add_argument("--out", type=Path, default=Path("results/baselines"))
     parser.add_argument("--backend", choices=("auto", "eager", "captured", "compiled"), default="auto")
@@ -286,13 +301,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     deadline = time.monotonic() + options.time_limit if options.time_limit else float("inf")
     players = Players(options.workers, options.episodes, options.curve_episodes)
+    trained: list[Cell] = []  # and not yet played
     try:
         for env in dict.fromkeys(task.partition("-")[0] for task in options.tasks):
             for name in options.algorithms:
                 own = [task for task in options.tasks if task.partition("-")[0] == env]
                 missing = [task for task in own if not (options.out / f"{task}_{name}.json").exists()]
                 if missing:
-                    Cell(name, missing, options, players).run(deadline)
+                    trained.append(Cell(name, missing, options, players))
+                    trained[-1].train(deadline)
+                players.collect()
+                trained = [cell for cell in trained if not cell.write()]
+        players.collect(wait=True)
+        assert all([cell.write() for cell in trained]), "everything has been played"
     except OutOfTimeError:
         players.collect(wait=True)
         print("out of time; run the same command to continue", flush=True)
