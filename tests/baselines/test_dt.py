@@ -126,15 +126,18 @@ def test_gradients_are_clipped_for_each_learner_and_the_rate_warms_up(monkeypatc
 def test_dropout_zeroes_its_share_and_is_off_when_acting() -> None:
     settings = DTSettings(hidden=(16, 16), num_heads=2, context=4, dropout=0.25)
     made, batch = model(settings), random_batch()
-    assert made.noise == 12 * 16 * 5 + 2 * 12 * 12 * 2
     noise = torch.rand(1, 3, made.noise, generator=torch.Generator().manual_seed(0))
     assert torch.equal(made.forward(batch, noise), made.forward(batch, noise))
     assert not torch.allclose(made.forward(batch, noise), made.forward(batch))
-    drop = dt_module._Dropout(0.25, noise)
-    values = drop(torch.ones(1, 3, 100))
-    assert sorted(set(values.flatten().tolist())) == pytest.approx([0.0, 1 / 0.75])
-    assert float((values == 0).float().mean()) == pytest.approx(0.25, abs=0.06)
-    assert drop.used == 100
+    # Rows with the same noise have the same mask, others do not, and calls differ.
+    drop = dt_module._Dropout(0.25, noise[:, [0, 1, 2, 2]])
+    first, second = drop(torch.ones(1, 4, 2000)), drop(torch.ones(1, 4, 50, 40)).flatten(2)
+    assert sorted(set(first.flatten().tolist())) == pytest.approx([0.0, 1 / 0.75])
+    for values in (first, second):
+        assert (values == 0).float().mean(2)[0].tolist() == pytest.approx([0.25] * 4, abs=0.04)
+        assert torch.equal(values[0, 2], values[0, 3])
+    share = [((first[0, i] == 0) & (other == 0)).float().mean() for i, other in ((0, first[0, 1]), (1, second[0, 1]))]
+    assert [float(each) for each in share] == pytest.approx([0.0625] * 2, abs=0.025)
 
 
 def test_the_memory_equals_windows_made_by_hand() -> None:

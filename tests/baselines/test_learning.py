@@ -35,6 +35,7 @@ def play(baseline: Baseline, seed: int, goals: FloatArray | None = None) -> floa
                 "actor_learning_rate": 3e-3,
                 "clone_steps": 50,
                 "conservative_weight": 1.0,
+                "num_actions": 4,
             },
         ),
     ],
@@ -42,9 +43,8 @@ def play(baseline: Baseline, seed: int, goals: FloatArray | None = None) -> floa
 def test_algorithms_with_rewards_improve_on_random_actions(
     points: Dataset, name: str, settings: dict[str, object]
 ) -> None:
-    baseline = train_baseline(points, algorithm=name, settings={**SMALL, **settings}, seeds=[1, 2], device="cpu")
-    for seed in (1, 2):
-        assert play(baseline, seed) < 0.15
+    baseline = train_baseline(points, algorithm=name, settings={**SMALL, **settings}, seeds=[1], device="cpu")
+    assert play(baseline, 1) < 0.15
 
 
 def demonstrations(count: int, *, goals: bool) -> Dataset:

@@ -1,5 +1,6 @@
 """The shared training loop: runs resume to the same bits; learners trained together equal those trained alone."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -99,19 +100,27 @@ def test_learners_with_different_seeds_differ(tiny_dataset: Dataset) -> None:
 def test_random_numbers_are_a_function_of_key_step_and_place() -> None:
     keys = torch.tensor([5, 6])
     step = torch.tensor(9)
-    bits = draw(keys, step, 1000, 3)
-    assert torch.equal(draw(keys[1:], step, 1000, 3)[0], bits[1])
-    assert not torch.equal(draw(keys, step + 1, 1000, 3), bits)
+    bits = draw(keys, step, 3, 100, 4)
+    assert bits.shape == (3, 2, 100, 4)
+    assert torch.equal(draw(keys[1:], step, 3, 100, 4)[:, 0], bits[:, 1])
+    assert torch.equal(draw(keys, step + 2, 1, 100, 4)[0], bits[2])
     assert len(np.unique(bits.numpy())) == bits.numel()
 
 
-def test_batches_reach_every_row_equally_often(tiny_dataset: Dataset) -> None:
+def test_batches_reach_every_row_equally_often(tiny_dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, _ = make_trainer("bc", settings_of("bc"), [tiny_dataset], [Learner(0)], device=CPU)
     number = tiny_dataset.num_steps
     counts = torch.zeros(number)
-    for step in range(200):
-        index = draw(torch.tensor([11]), torch.tensor(step), 64, 1)[..., 0]
-        counts += torch.bincount((((index >> 1) & (2**63 - 1)) % number).flatten(), minlength=number)
+    rows, gather = trainer.rows, trainer.rows.gather
+    seen: list[torch.Tensor] = []
+
+    def recorded(index: torch.Tensor) -> Any:
+        seen.append(index)
+        return gather(index)
+
+    monkeypatch.setattr(rows, "gather", recorded)
+    trainer._take_steps([""] * 200)
+    counts += torch.bincount(torch.cat(seen).flatten(), minlength=number)
     expected = 200 * 64 / number
     assert ((counts - expected).abs() < 5 * expected**0.5).all()
     assert int(trainer.rows.counts[0]) == number
@@ -175,3 +184,19 @@ def test_a_saved_baseline_loads_to_the_same_policy(tiny_dataset: Dataset, tmp_pa
         loaded.policy(5)
     names = set(load_file(tmp_path / "run" / "weights.safetensors"))
     assert {"critics.q.0.weight", "actor.log_std", "scaling.reward_scale"} <= names
+
+
+@pytest.mark.parametrize("name", ["bc", "td3bc", "iql", "cql"])
+def test_losses_and_optimizers_compile_without_graph_breaks(
+    tiny_dataset: Dataset, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Traced by torch's compiler, but run without generated kernels, which would take long."""
+    settings = settings_of(name, steps=4, hidden=[8, 8], batch_size=8, **({"clone_steps": 2} if name == "cql" else {}))
+    plain, traced = (make_trainer(name, settings, [tiny_dataset], [Learner(0)], device=CPU)[0] for _ in range(2))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager", fullgraph=True))
+    traced.algorithm.compile()
+    for found, expected in zip(trained(traced), trained(plain), strict=True):
+        for key, values in expected.losses.items():
+            assert found.losses[key] == pytest.approx(values, rel=1e-5)
+    for key, value in weights(plain).items():
+        torch.testing.assert_close(weights(traced)[key], value, rtol=1e-5, atol=1e-6, msg=key)

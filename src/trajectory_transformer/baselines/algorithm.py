@@ -119,7 +119,7 @@ class Algorithm(ABC, Generic[BatchT]):
     def compile(self) -> None:
         """Compile losses and optimizers for a GPU."""
         for name in self.losses:
-            setattr(self, name, torch.compile(getattr(self, name)))
+            setattr(self, name, torch.compile(getattr(self, name), dynamic=False))
         for group in self.groups.values():
             group.compile()
 

@@ -52,7 +52,7 @@ class CQL(TransitionAlgorithm):
     """SAC whose critics are pushed down on sampled actions and up on those of the data."""
 
     settings: CQLSettings
-    losses = ("critic_losses", "sample", "actor_loss", "clone_loss")
+    losses = ("critic_losses", "improve_terms", "clone_terms")
 
     def __init__(self, settings: CQLSettings, sizes: Sizes, seeds: Sequence[int], device: torch.device) -> None:
         """Networks with random weights; the policy has the mean and the log standard deviation of a Gaussian."""
@@ -80,12 +80,10 @@ class CQL(TransitionAlgorithm):
         own, following, pair, unsquashed = torch.split(noise, [a, a, 2 * number * a, number * a], dim=-1)
         error, conservative = self.critic_losses(batch, following, pair, unsquashed)
         self.critics.minimize((error + conservative).sum())
-        actions, log_prob = self.sample(batch.observations, own)
+        log_prob, gain = (self.clone_terms if variant == "clone" else self.improve_terms)(batch, own)  # each [S]
         log = self.temperature.tensors["log"][:, 0]
-        # The target entropy is -A.
-        self.temperature.minimize((log * (a - log_prob.detach().mean(dim=1))).sum())
-        loss = self.clone_loss if variant == "clone" else self.actor_loss
-        actor_loss = loss(batch, actions, log_prob, log.detach().exp())
+        self.temperature.minimize((log * (a - log_prob.detach())).sum())  # the target entropy is -A
+        actor_loss = log.detach().exp() * log_prob - gain
         self.actor.minimize(actor_loss.sum())
         self.targets.follow(self.critics, self.settings.target_rate)
         return {
@@ -126,24 +124,20 @@ class CQL(TransitionAlgorithm):
         gap = torch.logsumexp(q[..., 1:] - density[:, None], dim=3) - recorded
         return error, settings.conservative_weight * gap.mean(dim=2).sum(dim=1)
 
-    def sample(self, observations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions [S, B, A] of the policy and their log-probabilities [S, B]."""
-        mean, log_std = self._gaussian(observations)
-        raw = mean + log_std.exp() * normal(noise)
-        return torch.tanh(raw), squashed_log_prob(raw, mean, log_std)
-
-    def actor_loss(self, batch: Batch, actions: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
-        """The loss of SAC's policy [S]."""
-        q = twin_q(frozen(self.critics.tensors), batch.observations, actions).amin(dim=1)
-        return (temperature[:, None] * log_prob - q).mean(dim=1)
-
-    def clone_loss(self, batch: Batch, actions: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
-        """The same with the log-likelihood of the recorded actions in place of Q [S]."""
-        del actions
+    def improve_terms(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean log-probability of the policy's actions, and their mean Q value, each [S]."""
         mean, log_std = self._gaussian(batch.observations)
-        raw = torch.atanh(batch.actions.clamp(-0.999999, 0.999999))
-        likelihood = squashed_log_prob(raw, mean, log_std)
-        return (temperature[:, None] * log_prob - likelihood).mean(dim=1)
+        raw = mean + log_std.exp() * normal(noise)
+        q = twin_q(frozen(self.critics.tensors), batch.observations, torch.tanh(raw)).amin(dim=1)
+        return squashed_log_prob(raw, mean, log_std).mean(dim=1), q.mean(dim=1)
+
+    def clone_terms(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, with the log-likelihood of the recorded actions in place of Q values."""
+        mean, log_std = self._gaussian(batch.observations)
+        raw = mean + log_std.exp() * normal(noise)
+        recorded = torch.atanh(batch.actions.clamp(-0.999999, 0.999999))
+        likelihood = squashed_log_prob(recorded, mean, log_std)
+        return squashed_log_prob(raw, mean, log_std).mean(dim=1), likelihood.mean(dim=1)
 
     def _gaussian(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation before squashing, each [S, B, A]."""

@@ -57,9 +57,9 @@ class Scaling:
         """The same on another device."""
         return Scaling(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
-    def only(self, index: int) -> "Scaling":
-        """That of a single learner."""
-        return Scaling(**{field.name: getattr(self, field.name)[index : index + 1] for field in fields(self)})
+    def take(self, learners: Sequence[int]) -> "Scaling":
+        """That of some of the learners, by index."""
+        return Scaling(**{field.name: getattr(self, field.name)[list(learners)] for field in fields(self)})
 
     def observations(self, values: Tensor) -> Tensor:
         """Scale observations with their goals: [S, E, O] -> [S, E, O]."""
@@ -132,7 +132,7 @@ class StepTable(ABC):
         """Make the rows and send them to the device."""
         first_learner = {learner.dataset: index for index, learner in reversed(list(enumerate(learners)))}
         tables = [
-            self.table(dataset, scaling.only(first_learner[index]))
+            self.table(dataset, scaling.take([first_learner[index]]))
             for index, dataset in enumerate(datasets)
             if index in first_learner
         ]

@@ -19,7 +19,7 @@ from trajectory_transformer.baselines.networks import Group, Tensors
 from trajectory_transformer.baselines.windows import WindowBatch, Windows
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset, FloatArray
-from trajectory_transformer.randomness import stream_seed
+from trajectory_transformer.randomness import STEP, logical_shift, mix, signed, stream_seed
 from trajectory_transformer.rollout import Step
 
 MAX_TIME = 1000  # time steps with an embedding of their own; later ones share the last
@@ -89,10 +89,7 @@ class DT(Algorithm[WindowBatch]):
         asked = torch.full((len(seeds), 1), settings.target_return)
         self.target = Group({"return": asked}, 0.0, device=device)
         self.groups = {"model": self.model, "target": self.target}
-        width, tokens, blocks = settings.hidden[0], 3 * settings.context, len(settings.hidden)
-        self._branch, self._attention = tokens * width, settings.num_heads * tokens * tokens
-        if settings.dropout:
-            self.noise = self._branch * (1 + 2 * blocks) + self._attention * blocks
+        self.noise = 2 if settings.dropout else 0
 
     def rows(
         self, datasets: Sequence[Dataset], learners: Sequence[Learner], scaling: Scaling, device: torch.device
@@ -125,7 +122,7 @@ class DT(Algorithm[WindowBatch]):
         return (error * batch.valid).sum(dim=(1, 2)) / batch.valid.sum(dim=(1, 2))
 
     def forward(self, batch: WindowBatch, noise: Tensor | None = None) -> Tensor:
-        """Predicted actions [S, B, K, A]; `noise` [S, B, N] chooses what dropout zeroes, None for no dropout."""
+        """Predicted actions [S, B, K, A]; `noise` [S, B, 2] chooses what dropout zeroes, None for no dropout."""
         tensors = self.model.tensors
         (learners, size, steps), width = batch.returns.shape, self.settings.hidden[0]
         time = _rows(tensors["time"], batch.times.clamp(max=MAX_TIME - 1))  # [S, B, K, width]
@@ -222,20 +219,28 @@ def _append(window: Tensor, newest: Tensor) -> Tensor:
 
 
 class _Dropout:
-    """Zeroes values where uniform numbers are small, taking the next numbers of each row at every call."""
+    """Zeroes values at random; what it zeroes is a function of the noise of each row and of the number of the call."""
 
     def __init__(self, probability: float, noise: Tensor | None) -> None:
         self.probability = probability
-        self.noise = noise  # [S, B, N]
-        self.used = 0
+        self.calls = 0
+        # Two uniform numbers of 24 bits are one key. Hashing it here needs no memory for the numbers of all layers.
+        self.keys = None if noise is None else _joined(noise)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.noise is None:
+        if self.keys is None:
             return x
-        count = x[0, 0].numel()
-        keep = self.noise[..., self.used : self.used + count].reshape(x.shape) >= self.probability
-        self.used += count
+        self.calls += 1
+        places = torch.arange(1, x[0, 0].numel() + 1, device=x.device).view(x.shape[2:])
+        keys = mix(self.keys + signed(self.calls * STEP)).view(*x.shape[:2], *[1] * places.ndim)  # [S, B, 1, ...]
+        keep = logical_shift(mix(keys + places * STEP), 40) >= self.probability * 2.0**24
         return x * keep / (1.0 - self.probability)
+
+
+def _joined(noise: Tensor) -> Tensor:
+    """Two uniform numbers as one integer of 48 bits: [S, B, 2] -> [S, B]."""
+    parts = (noise * 2.0**24).long()
+    return parts[..., 0] * 2**24 + parts[..., 1]
 
 
 def _init(settings: DTSettings, sizes: Sizes, seed: int) -> Tensors:

@@ -1,6 +1,7 @@
 """A trained baseline: networks of one or several training seeds, what scales their inputs, and the policy they make."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -57,14 +58,17 @@ class Baseline:
         """The learner of one training seed; None: the first."""
         if seed is not None and seed not in self.seeds:
             raise ValueError(f"this baseline was trained with the seeds {list(self.seeds)}, not with {seed}")
-        index = 0 if seed is None else self.seeds.index(seed)
-        chosen = (self.seeds[index],)
-        one = type(self.algorithm)(self.algorithm.settings, sizes_of(self.dims), chosen, self.device)
+        return self.take([0 if seed is None else self.seeds.index(seed)])
+
+    def take(self, learners: Sequence[int]) -> "Baseline":
+        """Some of the learners, by index."""
+        seeds = tuple(self.seeds[index] for index in learners)
+        chosen = type(self.algorithm)(self.algorithm.settings, sizes_of(self.dims), seeds, self.device)
         for name, group in self.algorithm.groups.items():
             for key, value in group.tensors.items():
-                count = len(value) // len(self.seeds)  # networks per learner
-                one.groups[name].tensors[key].data.copy_(value[index * count : (index + 1) * count])
-        return Baseline(self.name, one, self.scaling.only(index), self.dims, chosen, self.metadata)
+                per_learner = value.detach().view(len(self.seeds), -1, *value.shape[1:])[list(learners)]
+                chosen.groups[name].tensors[key].data.copy_(per_learner.flatten(0, 1))
+        return Baseline(self.name, chosen, self.scaling.take(learners), self.dims, seeds, self.metadata)
 
     def policy(self, seed: int | None = None) -> BaselinePolicy:
         """The policy of one training seed; None: the first."""

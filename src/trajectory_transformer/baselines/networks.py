@@ -113,7 +113,6 @@ class Group:
         weight_decay: float = 0.0,
     ) -> None:
         """Copy the tensors to one buffer. `weight_decay` is decoupled from the gradient, as in AdamW."""
-        self.learning_rate = learning_rate
         self.schedule = schedule
         self.betas = betas
         self.weight_decay = weight_decay
@@ -121,6 +120,7 @@ class Group:
         self.tensors = {name: view.requires_grad_() for name, view in _views(self.flat, tensors).items()}
         self.first, self.second = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self.count = torch.zeros((), device=device)  # updates taken
+        self._rate = torch.tensor(learning_rate, device=device)
         self._adam = adam
 
     def minimize(self, loss: Tensor) -> None:
@@ -132,12 +132,12 @@ class Group:
     def apply(self, gradients: Sequence[Tensor]) -> None:
         """Take one step with gradients in the order of `tensors`."""
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        rate = self.learning_rate if self.schedule is None else self.learning_rate * self.schedule(self.count)
+        rate = self._rate if self.schedule is None else self._rate * self.schedule(self.count)
         self._adam(self.flat, flat, self.first, self.second, self.count, rate, self.betas, self.weight_decay)
 
     def compile(self) -> None:
         """Replace the update by one kernel."""
-        self._adam = torch.compile(adam)
+        self._adam = torch.compile(adam, dynamic=False)
 
     def state(self) -> Tensors:
         """State of the optimizer, to resume from."""
@@ -150,7 +150,7 @@ def adam(
     first: Tensor,
     second: Tensor,
     count: Tensor,
-    rate: Tensor | float,
+    rate: Tensor,
     betas: tuple[float, float],
     weight_decay: float,
     epsilon: float = 1e-8,

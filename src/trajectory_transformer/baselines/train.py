@@ -5,7 +5,7 @@ captures several steps as one CUDA graph and replays them.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Generic, Literal
 
 import numpy as np
 import torch
+import torch._dynamo.config
 from torch import Tensor
 
 from trajectory_transformer.baselines.algorithm import Algorithm, BatchT
@@ -70,13 +71,12 @@ class BaselineTrainer(Generic[BatchT]):
         self._draw = draw
         if self.backend == "compiled":
             algorithm.compile()
-            self._draw = torch.compile(draw)
-        self._run: Callable[[tuple[str, ...]], None] = self._take_steps
+            self._draw = torch.compile(draw, dynamic=False)
         self._stride = 1
+        self._captured: CapturedCalls | None = None
         if self.backend != "eager":
-            captured = CapturedCalls()
-            self._run = lambda kinds: captured(kinds, lambda: self._take_steps(kinds))
             self._stride = STEPS_PER_REPLAY
+            self._captured = CapturedCalls()
 
     def run(self, *, pause_every: int | None = None) -> Iterator[BaselineMetrics | None]:
         """Train to the end. Yields metrics, or None where the caller may stop or save.
@@ -109,18 +109,35 @@ class BaselineTrainer(Generic[BatchT]):
             )
             reported = time.perf_counter()
 
+    def _run(self, kinds: tuple[str, ...]) -> None:
+        """Take steps of these kinds, or replay them."""
+        if self._captured is None:
+            self._take_steps(kinds)
+        elif self.backend == "compiled":
+            self._captured(kinds, lambda: self._compile_and_take_steps(kinds))
+        else:
+            self._captured(kinds, lambda: self._take_steps(kinds))
+
+    def _compile_and_take_steps(self, kinds: Sequence[str]) -> None:
+        # Every trainer compiles its own losses. By default torch compiles a function eight times and then gives up.
+        with torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000):
+            self._take_steps(kinds)
+
     def _take_steps(self, kinds: Sequence[str]) -> None:
         """Steps of these kinds, one after the other."""
-        for kind in kinds:
-            bits = self._draw(self._keys, self._count, self.algorithm.settings.batch_size, 1 + self.algorithm.noise)
-            index = self.rows.offsets[:, None] + logical_shift(bits[..., 0], 1) % self.rows.counts[:, None]
-            losses = self.algorithm.update(self.rows.gather(index), uniform(bits[..., 1:]), kind)
+        size, rows = self.algorithm.settings.batch_size, self.rows
+        # The random numbers of all steps at once, because a hash is many small kernels.
+        bits = self._draw(self._keys, self._count, len(kinds), size, 1 + self.algorithm.noise)
+        index = rows.offsets[:, None] + logical_shift(bits[..., 0], 1) % rows.counts[:, None]  # [steps, S, B]
+        noise = uniform(bits[..., 1:])  # [steps, S, B, noise]
+        for offset, kind in enumerate(kinds):
+            losses = self.algorithm.update(rows.gather(index[offset]), noise[offset], kind)
             self._reports[kind] = tuple(losses)
             for name, value in losses.items():
                 if name not in self._sums:
                     self._sums[name] = torch.zeros_like(value)
                 self._sums[name] += value
-            self._count += 1
+        self._count += len(kinds)
 
     def _note(self, kinds: Sequence[str]) -> None:
         """Count the steps that reported each loss: not every kind of step reports all."""
@@ -179,10 +196,11 @@ class BaselineTrainer(Generic[BatchT]):
         }
 
 
-def draw(keys: Tensor, count: Tensor, rows: int, columns: int) -> Tensor:
-    """Random bits of one step, a function of key, step and place: keys [S], count [] -> int64 [S, rows, columns]."""
+def draw(keys: Tensor, count: Tensor, steps: int, rows: int, columns: int) -> Tensor:
+    """Random bits, each a function of key, step and place: keys [S], first step [] -> [steps, S, rows, columns]."""
     places = torch.arange(1, rows * columns + 1, device=keys.device).view(rows, columns)
-    return mix(mix(keys + (count + 1) * STEP)[:, None, None] + places * STEP)
+    numbers = count + torch.arange(1, steps + 1, device=keys.device)
+    return mix(mix(keys + numbers[:, None] * STEP)[:, :, None, None] + places * STEP)
 
 
 def choose_backend(backend: Backend, device: torch.device) -> Literal["eager", "captured", "compiled"]:
