@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.baselines.conftest import SMALL
+from tests.baselines.conftest import SMALL, SMALL_OF
 from trajectory_transformer.baselines import PRESETS, BaselineTrainer
 from trajectory_transformer.baselines.data import Learner
 from trajectory_transformer.baselines.presets import changed
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
-ALGORITHMS = ["bc", "td3bc", "iql", "cql"]
+ALGORITHMS = ["bc", "td3bc", "iql", "cql", "brac", "dt", "mbop"]
 STEPS = 6 * STEPS_PER_REPLAY + 3  # two warm-ups, then the capture, replays, and a shorter rest
 
 
@@ -33,7 +33,7 @@ def make(
     name: str, dataset: Dataset, device: torch.device, backend: Backend, *, steps: int = STEPS
 ) -> BaselineTrainer[Any]:
     """Two learners with small networks in float32."""
-    values: dict[str, object] = {**SMALL, "steps": steps, "tf32": False}
+    values: dict[str, object] = {**SMALL, **SMALL_OF.get(name, {}), "steps": steps, "tf32": False}
     values |= {"clone_steps": 3 * STEPS_PER_REPLAY} if name == "cql" else {}
     settings = changed(PRESETS[name].settings, values)
     trainer, _ = make_trainer(name, settings, [dataset], [Learner(0), Learner(1)], device=device, backend=backend)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.baselines.conftest import SMALL, point_episodes
-from trajectory_transformer.baselines import train_baseline
+from trajectory_transformer.baselines import Baseline, train_baseline
 from trajectory_transformer.baselines.algorithm import Sizes
 from trajectory_transformer.baselines.data import Learner, fit_scaling
 from trajectory_transformer.baselines.mbop import MBOP, BootstrapRows, MBOPSettings
@@ -195,8 +195,8 @@ def test_planning_improves_on_the_data_and_imitates_it_without_temperature() -> 
     settings |= {"noise_std": 0.5, "temperature": 3.0}
     baseline = train_baseline(point_episodes(100), algorithm="mbop", settings=settings, seeds=[1, 2], device="cpu")
 
-    def play(seed: int) -> float:
-        policy = baseline.policy(seed)
+    def play(trained: Baseline, seed: int) -> float:
+        policy = trained.policy(seed)
         positions = np.linspace(-1, 1, 50, dtype=np.float32)[:, None]
         for time in range(10):
             first = np.full(50, time == 0)
@@ -204,10 +204,12 @@ def test_planning_improves_on_the_data_and_imitates_it_without_temperature() -> 
             positions = np.clip(positions + 0.4 * policy.act(step), -2, 2).astype(np.float32)
         return float(np.abs(positions).mean())
 
-    assert max(play(seed) for seed in (1, 2)) < 0.15
+    assert max(play(baseline, seed) for seed in (1, 2)) < 0.15
     # The mean of random actions is to stand still.
-    object.__setattr__(baseline.algorithm.settings, "temperature", 0.0)
-    assert min(play(seed) for seed in (1, 2)) > 0.3
+    unweighted = baseline.with_settings({"temperature": 0})
+    assert min(play(unweighted, seed) for seed in (1, 2)) > 0.3
+    with pytest.raises(ValueError, match="settings must not change the networks"):
+        baseline.with_settings({"hidden": [16]})
 
 
 def test_plans_are_forgotten_when_an_episode_starts() -> None:

@@ -85,27 +85,27 @@ class DT(Algorithm[WindowBatch]):
             schedule=lambda count: ((count + 1.0) / max(settings.warmup_steps, 1)).clamp(max=1.0),
             weight_decay=settings.weight_decay,
         )
-        # Not trained, but saved with the weights: what the policy asks for.
-        asked = torch.full((len(seeds), 1), settings.target_return)
-        self.target = Group({"return": asked}, 0.0, device=device)
-        self.groups = {"model": self.model, "target": self.target}
+        # Not trained, but saved with the weights.
+        self.best = Group({"return": torch.zeros(len(seeds), 1)}, 0.0, device=device)
+        self.groups = {"model": self.model, "best": self.best}
         self.noise = 2 if settings.dropout else 0
 
     def rows(
         self, datasets: Sequence[Dataset], learners: Sequence[Learner], scaling: Scaling, device: torch.device
     ) -> Windows:
-        """All windows; the best return of the data becomes the target if there is no other."""
-        if not self.settings.target_return:
-            best = [max(episode.total_reward for episode in datasets[learner.dataset]) for learner in learners]
-            self.ask_for(torch.tensor(best)[:, None])
+        """All windows; notes the best return of the data."""
+        best = [max(episode.total_reward for episode in datasets[learner.dataset]) for learner in learners]
+        self.best.tensors["return"].data.copy_(torch.tensor(best)[:, None])
         settings = self.settings
         return Windows(
             datasets, learners, scaling, device, context=settings.context, return_scale=settings.return_scale
         )
 
-    def ask_for(self, target: Tensor | float) -> None:
-        """Change the return that the policy asks for: a number, or one per learner [S, 1]."""
-        self.target.tensors["return"].data.copy_(torch.as_tensor(target))
+    def target(self) -> Tensor:
+        """The scaled return that the policy of each learner asks for [S, 1]."""
+        best = self.best.tensors["return"].detach()
+        asked = torch.full_like(best, self.settings.target_return) if self.settings.target_return else best
+        return asked / self.settings.return_scale
 
     def update(self, batch: WindowBatch, noise: Tensor, variant: str) -> dict[str, Tensor]:
         """Take one training step, with the gradient of each learner clipped."""
@@ -153,9 +153,8 @@ class DT(Algorithm[WindowBatch]):
     def act(self, observations: Tensor) -> Tensor:
         """Actions [S, E, A] of the first step of an episode, for observations [S, E, O]."""
         start = observations[:, :, None]
-        asked = self.target.tensors["return"] / self.settings.return_scale
         zeros = torch.zeros(*start.shape[:3], dtype=torch.long, device=start.device)
-        returns = asked[:, None].expand(zeros.shape)
+        returns = self.target()[:, None].expand(zeros.shape)
         actions = start.new_zeros(*start.shape[:3], self.model.tensors["action.weight"].shape[1])
         return self.forward(WindowBatch(start, actions, returns, zeros, zeros == 0))[:, :, -1]
 
@@ -179,13 +178,12 @@ class _Memory:
         seen = np.concatenate([step.observations, step.goals], axis=1)[:, : self.scaling.observation_mean.shape[1]]
         observations = self.scaling.observations(torch.from_numpy(seen)[None].to(device))  # [1, E, O]
         first = torch.from_numpy(step.first).to(device)[None]  # [1, E]
-        asked = self.model.target.tensors["return"] / settings.return_scale
         last = self.window
         if last is None or last.returns.shape[1] != len(step.first):
             last = self._empty(len(step.first), observations.shape[-1], device)
             first = torch.ones_like(first)
         received = torch.from_numpy(step.rewards).to(device) / settings.return_scale
-        returns = torch.where(first, asked, last.returns[:, :, -1] - received)
+        returns = torch.where(first, self.model.target(), last.returns[:, :, -1] - received)
         times = torch.where(first, 0, last.times[:, :, -1] + 1)
         window = WindowBatch(
             _append(last.observations, observations),

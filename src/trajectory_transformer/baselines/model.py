@@ -1,7 +1,7 @@
 """A trained baseline: networks of one or several training seeds, what scales their inputs, and the policy they make."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trajectory_transformer.baselines.algorithm import Algorithm, QFunction, Sizes
+from trajectory_transformer.baselines.algorithm import Algorithm, QFunction, Settings, Sizes
 from trajectory_transformer.baselines.data import Scaling
 from trajectory_transformer.baselines.presets import changed, find_preset, settings_dict
 from trajectory_transformer.checkpoint import load_checkpoint, save_checkpoint
+from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import FloatArray, Metadata
 from trajectory_transformer.rollout import Dims, Step
 
@@ -62,12 +63,22 @@ class Baseline:
 
     def take(self, learners: Sequence[int]) -> "Baseline":
         """Some of the learners, by index."""
+        return self._copy(self.algorithm.settings, learners)
+
+    def with_settings(self, values: Mapping[str, object]) -> "Baseline":
+        """The same networks with other settings for acting, for example {"target_return": 1800.0} of a DT."""
+        return self._copy(changed(self.algorithm.settings, values), range(len(self.seeds)))
+
+    def _copy(self, settings: Settings, learners: Sequence[int]) -> "Baseline":
+        """Some of the learners with settings that leave the shapes of their networks unchanged."""
         seeds = tuple(self.seeds[index] for index in learners)
-        chosen = type(self.algorithm)(self.algorithm.settings, sizes_of(self.dims), seeds, self.device)
+        chosen = type(self.algorithm)(settings, sizes_of(self.dims), seeds, self.device)
         for name, group in self.algorithm.groups.items():
             for key, value in group.tensors.items():
-                per_learner = value.detach().view(len(self.seeds), -1, *value.shape[1:])[list(learners)]
-                chosen.groups[name].tensors[key].data.copy_(per_learner.flatten(0, 1))
+                per_learner = value.detach().view(len(self.seeds), -1, *value.shape[1:])[list(learners)].flatten(0, 1)
+                own = chosen.groups[name].tensors[key]
+                require(own.shape == per_learner.shape, "settings must not change the networks", f"a new {name}.{key}")
+                own.data.copy_(per_learner)
         return Baseline(self.name, chosen, self.scaling.take(learners), self.dims, seeds, self.metadata)
 
     def policy(self, seed: int | None = None) -> BaselinePolicy:
