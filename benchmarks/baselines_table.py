@@ -5,7 +5,8 @@
 Datasets are read from DIR/<task>.npz. A missing one is collected there by its recipe, if --policies names the folder of
 actor files. Datasets of one environment have equal sizes, so an algorithm trains on all of them, with all seeds, in the
 same steps. Meanwhile other processes play the checkpoints: 5 episodes for a point of the curve, 15 for the score, with
-seeds that nothing else uses.
+seeds that nothing else uses. Where a paper chooses settings for acting for every task (the target return of dt, noise
+and temperature of mbop), they are chosen here for every training seed, on tuning seeds.
 
 A cell is one algorithm on one dataset: results/baselines/<task>_<algorithm>.json. Cells that exist are skipped. The
 same command continues what was interrupted, from the last checkpoint in --work. `--time_limit` stops before a limit;
@@ -15,6 +16,7 @@ exist: `<task>_<algorithm>` is the mean score over training seeds, `_stderr` its
 """
 
 import argparse
+import itertools
 import json
 import shlex
 import sys
@@ -24,13 +26,15 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineTrainer
 from trajectory_transformer.baselines.data import Learner
+from trajectory_transformer.baselines.dt import TARGETS
+from trajectory_transformer.baselines.mbop import GRID
 from trajectory_transformer.baselines.presets import changed, settings_dict
 from trajectory_transformer.baselines.runs import make_trainer
 from trajectory_transformer.cli import main as tt
@@ -43,47 +47,89 @@ from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.results import summarize, write_result
 
 MORE_TO_DO = 75  # the exit code of programs that ask to be started again
-SCORE_SEED, CURVE_SEED = 7_000_000, 6_000_000  # of the episodes
+SCORE_SEED, CURVE_SEED, TUNING_SEED = 7_000_000, 6_000_000, 5_000_000  # of the episodes
 ENVIRONMENTS = ("hopper", "walker2d", "halfcheetah")
 TASKS = tuple(f"{env}-{kind}" for env in ENVIRONMENTS for kind in ("medium", "medium-replay", "medium-expert"))
-ALGORITHMS = ("bc", "td3bc", "iql", "cql")
+ALGORITHMS = ("bc", "td3bc", "iql", "cql", "brac", "dt", "mbop")
+PLANNERS = ("dt", "mbop")  # need a GPU to act fast
 
 
 class OutOfTimeError(Exception):
     """The time limit is reached; finished work is kept."""
 
 
-def play(folder: str, seed: int, episodes: int, first: int) -> list[float]:
-    """Returns of the episodes of one training seed."""
-    found = evaluate(Baseline.load(folder).policy(seed), episodes=episodes, num_envs=episodes, seed=first)
-    return [episode.total_reward for episode in found.episodes]
+def acting_settings(name: str, task: str) -> list[dict[str, object]]:
+    """Settings for acting to choose from on tuning seeds: those that the papers choose for every task."""
+    if name == "dt":
+        return [{"target_return": target} for target in TARGETS[task.partition("-")[0]]]
+    if name == "mbop":
+        pairs = itertools.product(GRID["noise_std"], GRID["temperature"])
+        return [{"noise_std": noise, "temperature": temperature} for noise, temperature in pairs]
+    return [{}]
+
+
+class Game(NamedTuple):
+    """What is played with a checkpoint."""
+
+    episodes: int
+    first: int  # seed of the first episode
+    tuning: int  # episodes to tune with
+    acting: list[dict[str, object]]  # settings to choose from; without tuning the first one
+    device: str
+
+
+def play(folder: str, seed: int, game: Game) -> list[float]:
+    """Returns of the episodes of one training seed; what was chosen on tuning seeds is kept next to the checkpoint."""
+    baseline = Baseline.load(folder, game.device)
+
+    def returns(acting: dict[str, object], episodes: int, first: int) -> list[float]:
+        policy = baseline.with_settings(acting).policy(seed)
+        found = evaluate(policy, episodes=episodes, num_envs=episodes, seed=first)
+        return [episode.total_reward for episode in found.episodes]
+
+    chosen = game.acting[0]
+    if game.tuning and len(game.acting) > 1:
+        tried = [float(np.mean(returns(acting, game.tuning, TUNING_SEED))) for acting in game.acting]
+        chosen = game.acting[int(np.argmax(tried))]
+        record = {
+            "chosen": chosen,
+            "tried": [[acting, value] for acting, value in zip(game.acting, tried, strict=True)],
+        }
+        write_atomically(Path(folder) / f"acting_{seed}.json", json.dumps(record).encode())
+    return returns(chosen, game.episodes, game.first)
 
 
 class Players:
     """Plays checkpoints in other processes and stores what comes back next to them."""
 
-    def __init__(self, workers: int, episodes: int, curve_episodes: int) -> None:
+    def __init__(self, workers: int, options: argparse.Namespace) -> None:
         """Start when the first checkpoint comes."""
         self._pool = (
             ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) if workers else None
         )
-        self._numbers = {"score": (episodes, SCORE_SEED), "curve": (curve_episodes, CURVE_SEED)}
+        self._options = options
         self._waiting: list[tuple[Path, dict[int, Future[list[float]]]]] = []
 
-    def submit(self, checkpoint: Path, kind: str, seeds: Sequence[int]) -> None:
-        """Play a checkpoint, unless that was done before."""
+    def submit(self, name: str, checkpoint: Path, kind: str, seeds: Sequence[int]) -> None:
+        """Play a checkpoint of an algorithm, unless that was done before."""
         out = checkpoint / f"{kind}.json"
         if out.exists() or any(path == out for path, _ in self._waiting):
             return
-        episodes, first = self._numbers[kind]
-        jobs = {seed: self._submit(str(checkpoint), seed, episodes, first) for seed in seeds}
+        options, device = self._options, "cpu"
+        if name in PLANNERS:
+            device = str(find_device(options.device))
+        acting = acting_settings(name, checkpoint.name)
+        game = Game(options.curve_episodes, CURVE_SEED, 0, acting, device)
+        if kind == "score":
+            game = Game(options.episodes, SCORE_SEED, options.tuning_episodes, acting, device)
+        jobs = {seed: self._submit(str(checkpoint), seed, game) for seed in seeds}
         self._waiting.append((out, jobs))
 
-    def _submit(self, folder: str, seed: int, episodes: int, first: int) -> Future[list[float]]:
+    def _submit(self, folder: str, seed: int, game: Game) -> Future[list[float]]:
         if self._pool is not None:
-            return self._pool.submit(play, folder, seed, episodes, first)
+            return self._pool.submit(play, folder, seed, game)
         done: Future[list[float]] = Future()
-        done.set_result(play(folder, seed, episodes, first))
+        done.set_result(play(folder, seed, game))
         return done
 
     def collect(self, *, wait: bool = False) -> None:
@@ -114,7 +160,7 @@ class Cell:
         self.seeds = list(range(options.seeds))
         self.folder = options.work / f"{name}_{'+'.join(tasks)}"
         values = {"steps": options.steps} if options.steps else {}
-        self.settings = changed(PRESETS[name].settings, values)
+        self.settings = changed(PRESETS[name].settings, {**options.settings.get(name, {}), **values})
 
     def train(self, deadline: float) -> None:
         """Train to the end, and have all checkpoints played."""
@@ -122,8 +168,8 @@ class Cell:
             self._train(deadline)
         for task in self.tasks:
             for step in self._steps():
-                self.players.submit(self._checkpoint(step, task), "curve", self.seeds)
-            self.players.submit(self._checkpoint(self.settings.steps, task), "score", self.seeds)
+                self.players.submit(self.name, self._checkpoint(step, task), "curve", self.seeds)
+            self.players.submit(self.name, self._checkpoint(self.settings.steps, task), "score", self.seeds)
 
     def write(self) -> bool:
         """Write one result per task; False if some are still being played."""
@@ -186,7 +232,7 @@ class Cell:
             own = baseline.take(range(index * len(self.seeds), (index + 1) * len(self.seeds)))
             folder = self._checkpoint(trainer.step, task)
             replace(own, metadata=dict(datasets[index].metadata)).save(folder)
-            self.players.submit(folder, "curve", self.seeds)
+            self.players.submit(self.name, folder, "curve", self.seeds)
 
     def _scores(self, step: int, task: str, kind: str) -> list[list[float]]:
         """Normalised scores of the episodes of each training seed."""
@@ -195,6 +241,12 @@ class Cell:
         assert references is not None, "benchmark tasks have reference scores"
         stored = json.loads((folder / f"{kind}.json").read_text())
         return [[normalized_score(value, references) for value in stored[str(seed)]] for seed in self.seeds]
+
+    def _acting(self, task: str) -> dict[str, object]:
+        """What was chosen on tuning seeds, for algorithms with settings for acting."""
+        folder = self._checkpoint(self.settings.steps, task)
+        paths = {str(seed): folder / f"acting_{seed}.json" for seed in self.seeds}
+        return {seed: json.loads(path.read_text()) for seed, path in paths.items() if path.exists()}
 
     def _write(self, task: str) -> None:
         """Write the result of one task."""
@@ -227,6 +279,7 @@ class Cell:
                 "training_seeds": self.seeds,
                 "scores": by_seed,
                 "returns": {str(seed): stored[str(seed)] for seed in self.seeds},
+                "acting": self._acting(task),
                 "curve": curve,
                 "curve_episodes": self.options.curve_episodes,
             },
@@ -292,6 +345,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--episodes", type=int, default=15, help="episodes per training seed for the score")
     parser.add_argument("--curve", type=int, default=10, help="points of the evaluation curve")
     parser.add_argument("--curve_episodes", type=int, default=5, help="episodes per training seed for a point")
+    parser.add_argument("--tuning_episodes", type=int, default=5, help="episodes that choose settings for acting")
+    parser.add_argument("--settings", type=json.loads, default={}, help='to change, as {"brac": {"penalty": 1.0}}')
     parser.add_argument("--workers", type=int, default=3, help="processes that play episodes; 0: this one")
     parser.add_argument("--work", type=Path, default=Path("runs/baselines"), help="folder for checkpoints")
     parser.add_argument("--out", type=Path, default=Path("results/baselines"))
@@ -300,7 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--time_limit", type=float, default=None, help="seconds after which this job ends")
     options = parser.parse_args(arguments)
     deadline = time.monotonic() + options.time_limit if options.time_limit else float("inf")
-    players = Players(options.workers, options.episodes, options.curve_episodes)
+    players = Players(options.workers, options)
     trained: list[Cell] = []  # and not yet played
     try:
         for env in dict.fromkeys(task.partition("-")[0] for task in options.tasks):

@@ -2,10 +2,10 @@
 
     python benchmarks/baselines_throughput.py [--device cuda] [--d3rlpy] [--out results/baselines/throughput_X.json]
 
-Batches of 256 random transitions with the sizes of halfcheetah (17 observation and 6 action dimensions); networks of
-the presets. `<algorithm>_steps_per_second` is the median over repeats with one seed,
-`<algorithm>_steps_per_second_8_seeds` with eight seeds, where a step updates all of them; `<algorithm>_cost_8_seeds` is
-the ratio of the two. `--d3rlpy` also measures d3rlpy, with `compile_graph` on a GPU:
+Random transitions with the sizes of halfcheetah (17 observation and 6 action dimensions); networks and batches of the
+presets: 256 transitions, for dt 64 windows of 20 steps, for mbop 512 transitions for each of three ensembles of three.
+`<algorithm>_steps_per_second` is the median over repeats with one seed, `<algorithm>_steps_per_second_8_seeds` with
+eight seeds, where a step updates all of them; `<algorithm>_cost_8_seeds` is the ratio of the two. `--d3rlpy` also measures d3rlpy, with `compile_graph` on a GPU:
 `<algorithm>_d3rlpy_steps_per_second` and `<algorithm>_speedup`.
 """
 
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from trajectory_transformer.baselines import PRESETS
+from trajectory_transformer.baselines.brac import BRACSettings
 from trajectory_transformer.baselines.cql import CQLSettings
 from trajectory_transformer.baselines.data import Learner
 from trajectory_transformer.baselines.presets import changed
@@ -30,7 +31,8 @@ from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.results import summarize, write_result
 
 OBSERVATION_DIM, ACTION_DIM = 17, 6
-ALGORITHMS = ("bc", "td3bc", "iql", "cql")
+ALGORITHMS = ("bc", "td3bc", "iql", "cql", "brac", "dt", "mbop")
+D3RLPY = ALGORITHMS[:4]  # measured there as well
 
 
 def random_dataset(num_episodes: int, steps: int = 1000) -> Dataset:
@@ -81,6 +83,8 @@ def ours(
     )
     if isinstance(preset, CQLSettings):
         preset = replace(preset, clone_steps=0)  # the steps that most of a run consists of
+    if isinstance(preset, BRACSettings):
+        preset = replace(preset, clone_steps=0, warmup_steps=0)
     if options.hidden:
         preset = replace(preset, hidden=tuple(options.hidden))
     started = time.perf_counter()
@@ -173,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if number > 1 and f"{name}_steps_per_second" in metrics:
                 metrics[f"{name}_cost_{number}_seeds"] = metrics[f"{name}_steps_per_second"] / metrics[key]
             print(f"{key}: {metrics[key]:,.0f} (started in {first:.1f} s)", flush=True)
-        if options.d3rlpy:
+        if options.d3rlpy and name in D3RLPY:
             key = f"{name}_d3rlpy_steps_per_second"
             speeds = d3rlpy_speed(name, dataset, device, options)
             metrics[key] = float(np.median(speeds))
@@ -189,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             seeds=list(range(max(options.seeds))),
             seconds=time.perf_counter() - began,
             metrics=metrics,
-            details={"settings": {"backend": options.backend, "batch_size": 256}, "measured": details},
+            details={"settings": {"backend": options.backend}, "measured": details},
         )
         print(f"wrote {options.out}")
 

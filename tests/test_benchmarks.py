@@ -148,9 +148,10 @@ def test_the_table_of_baselines_continues_and_joins_its_cells(tmp_path: Path) ->
     for task, seed in (("hopper-medium", 0), ("hopper-medium-replay", 1)):
         save_npz(collect("Hopper-v5", "random", episodes=3, seed=seed), tmp_path / f"{task}.npz")
     table = runpy.run_path(str(BENCHMARKS / "baselines_table.py"))["main"]
-    tasks, names = ["hopper-medium", "hopper-medium-replay"], ["bc", "td3bc"]
+    tasks, names = ["hopper-medium", "hopper-medium-replay"], ["bc", "dt"]
     words = ["--datasets", str(tmp_path), "--device", "cpu", "--tasks", *tasks, "--algorithms", *names]
     words += ["--steps", "12", "--seeds", "2", "--episodes", "2", "--curve", "3", "--curve_episodes", "1"]
+    words += ["--tuning_episodes", "1", "--settings", '{"dt": {"hidden": [8], "context": 2}}']
     words += ["--workers", "0", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
     assert table([*words, "--time_limit", "1e-9"]) == 75
     assert not (tmp_path / "out").exists()
@@ -163,6 +164,10 @@ def test_the_table_of_baselines_continues_and_joins_its_cells(tmp_path: Path) ->
         assert metrics[f"hopper-medium_{name}"] == pytest.approx(scores[0])
         assert [point["step"] for point in cells[0]["curve"]] == [4, 8, 12]
         assert len(cells[0]["returns"]["1"]) == 2 and cells[0]["metrics"]["normalized_score_n"] == 2
+    chosen = json.loads((tmp_path / "out" / "hopper-medium_dt.json").read_text())["acting"]["1"]
+    values = {settings["target_return"]: value for settings, value in chosen["tried"]}
+    assert values.keys() == {3600.0, 1800.0}
+    assert values[chosen["chosen"]["target_return"]] == max(values.values())
     # Cells that exist are not trained again.
     before = (tmp_path / "out" / "hopper-medium_bc.json").stat().st_mtime_ns
     assert table(words) == 0

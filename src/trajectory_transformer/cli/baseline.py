@@ -17,14 +17,15 @@ from trajectory_transformer.gpu.backends import find_device
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBaseline:
-    """Train a baseline (BC, TD3+BC, IQL, CQL) on a dataset, or resume a run that was stopped."""
+    """Train a baseline (BC, TD3+BC, IQL, CQL, BRAC, DT, MBOP) on a dataset, or resume a run that was stopped."""
 
     positional: ClassVar[dict[str, str]] = {"dataset": SOURCES}
 
     dataset: str | None = None
     """A file (.npz, .hdf5, .parquet, .csv), a Minari id, or a benchmark task such as hopper-medium."""
     algorithm: str = "iql"
-    """bc, td3bc, iql, iql-antmaze or cql; each with the settings of its paper."""
+    """bc, td3bc, iql, iql-antmaze, cql, brac, mbop, dt, or dt with the target return of a task: dt-hopper,
+    dt-halfcheetah, dt-halfcheetah-medium-expert, dt-walker2d; each with the settings of its paper."""
     out: Path = Path("runs/baseline")
     """Run folder to write; must not exist."""
     resume: Path | None = None
