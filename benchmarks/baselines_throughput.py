@@ -5,7 +5,8 @@
 Random transitions with the sizes of halfcheetah (17 observation and 6 action dimensions); networks and batches of the
 presets: 256 transitions, for dt 64 windows of 20 steps, for mbop 512 transitions for each of three ensembles of three.
 `<algorithm>_steps_per_second` is the median over repeats with one seed, `<algorithm>_steps_per_second_8_seeds` with
-eight seeds, where a step updates all of them; `<algorithm>_cost_8_seeds` is the ratio of the two. `--d3rlpy` also measures d3rlpy, with `compile_graph` on a GPU:
+eight seeds, where a step updates all of them; `<algorithm>_cost_8_seeds` is the ratio of the two. `--d3rlpy` also
+measures d3rlpy, with `compile_graph` on a GPU:
 `<algorithm>_d3rlpy_steps_per_second` and `<algorithm>_speedup`.
 """
 
