@@ -1,6 +1,8 @@
 """The shared training loop: runs resume to the same bits; learners trained together equal those trained alone."""
 
+import dataclasses
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ from tests.baselines.conftest import SMALL, SMALL_OF
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineMetrics, train_baseline
 from trajectory_transformer.baselines.algorithm import Settings
 from trajectory_transformer.baselines.data import Learner
+from trajectory_transformer.baselines.networks import Group, cosine
 from trajectory_transformer.baselines.presets import changed
 from trajectory_transformer.baselines.runs import make_trainer
 from trajectory_transformer.baselines.train import BaselineTrainer, draw
 from trajectory_transformer.data.episode import Dataset, Episode
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
 
 CPU = torch.device("cpu")
 ALGORITHMS = sorted(name for name in PRESETS if "-" not in name)  # without those that only differ in settings
@@ -200,3 +204,86 @@ def test_losses_and_optimizers_compile_without_graph_breaks(
             assert found.losses[key] == pytest.approx(values, rel=1e-5)
     for key, value in weights(plain).items():
         torch.testing.assert_close(weights(traced)[key], value, rtol=1e-5, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize("name", ["td3bc", "iql", "cql"])
+def test_q_functions_take_and_return_real_units(tiny_dataset: Dataset, name: str) -> None:
+    """The smaller of two networks, evaluated by hand on scaled inputs."""
+    shifted = Dataset(
+        tuple(
+            dataclasses.replace(each, actions=3 * each.actions, observations=5 + 2 * each.observations)
+            for each in tiny_dataset
+        )
+    )
+    settings = {**SMALL, "steps": 3, "states": "standard", "rewards": "return-range"}
+    baseline = train_baseline(shifted, algorithm=name, settings=settings, seeds=[1, 2], device="cpu")
+    states, actions = torch.randn(4, 6, 3) + 5, 3 * torch.rand(4, 6, 2) - 1.5
+    found = baseline.q_function(2)(states, actions)
+    assert found.shape == (4, 6)
+    scaling, tensors = baseline.scaling, baseline.algorithm.groups["critics"].tensors
+    inputs = torch.cat(
+        [
+            (states - scaling.observation_mean[1]) / scaling.observation_std[1],
+            (actions - scaling.action_middle[1]) / scaling.action_range[1],
+        ],
+        dim=-1,
+    )
+    values = []
+    for network in (2, 3):  # those of the second learner
+        x = inputs
+        for layer in range(len([key for key in tensors if key.startswith("q.") and key.endswith("weight")])):
+            x = torch.relu(x) if layer else x
+            x = x @ tensors[f"q.{layer}.weight"][network] + tensors[f"q.{layer}.bias"][network]
+        values.append(x[..., 0])
+    expected = torch.minimum(values[0], values[1]).detach() / float(scaling.reward_scale[1])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert float(scaling.reward_scale[1]) != 1.0
+
+
+def test_behaviour_cloning_has_no_q_function(tiny_dataset: Dataset) -> None:
+    baseline = train_baseline(tiny_dataset, algorithm="bc", settings={**SMALL, "steps": 1}, device="cpu")
+    with pytest.raises(ValueError, match="BC has no Q function; train iql"):
+        baseline.q_function()(torch.zeros(1, 3), torch.zeros(1, 2))
+
+
+def test_the_rate_of_a_cosine_schedule_falls_from_one_to_zero() -> None:
+    factor = cosine(100)
+    assert [float(factor(torch.tensor(float(step)))) for step in (0, 50, 100, 120)] == pytest.approx([1, 0.5, 0, 0])
+
+
+def test_adam_with_decoupled_weight_decay_equals_that_of_torch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(3, 4, generator=generator)
+    group = Group({"a": start[:1], "b": start[1:]}, 1e-2, device=CPU, betas=(0.8, 0.95), weight_decay=0.1)
+    expected = start.clone().requires_grad_()
+    optimizer = torch.optim.AdamW([expected], lr=1e-2, betas=(0.8, 0.95), weight_decay=0.1)
+    for _ in range(5):
+        scale = torch.randn(3, 4, generator=generator)
+        expected.grad = torch.autograd.grad((expected.square() * scale).sum(), expected)[0]
+        optimizer.step()
+        own = torch.cat([group.tensors["a"], group.tensors["b"]])
+        group.minimize((own.square() * scale).sum())
+    torch.testing.assert_close(group.flat.view(3, 4), expected.detach(), rtol=1e-5, atol=1e-7)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tiny_dataset: Dataset) -> None:
+    settings = {**SMALL, "steps": 50, "learning_rate": 1e30}
+    with pytest.raises(ValueError, match=r"the loss \w+ is .* at step \d+: lower learning_rate"):
+        train_baseline(tiny_dataset, algorithm="iql", settings=settings, device="cpu")
+
+
+def test_datasets_of_different_sizes_cannot_share_a_step(tiny_dataset: Dataset, points: Dataset) -> None:
+    with pytest.raises(ValueError, match="must have the same sizes"):
+        make_trainer("bc", settings_of("bc"), [tiny_dataset, points], [Learner(0), Learner(0, 1)], device=CPU)
+
+
+def test_checkpoints_that_do_not_fit_are_refused(tiny_dataset: Dataset, tmp_path: Path) -> None:
+    train_baseline(tiny_dataset, algorithm="bc", settings={**SMALL, "steps": 1}, out=tmp_path / "run", device="cpu")
+    with pytest.raises(ValueError, match="not the description of a trajectory-transformer checkpoint"):
+        TrajectoryModel.load(tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint.json"
+    description = json.loads(path.read_text())
+    description["algorithm"]["settings"]["hidden"] = [8]
+    path.write_text(json.dumps(description))
+    with pytest.raises(ValueError, match="weights and description do not match .*must have shape"):
+        Baseline.load(tmp_path / "run")

@@ -117,7 +117,7 @@ class Algorithm(ABC, Generic[BatchT]):
         raise ValueError(f"{type(self).__name__} has no Q function; train iql, cql or td3bc")
 
     def compile(self) -> None:
-        """Compile losses and optimizers for a GPU."""
+        """Compile losses and optimizers for a GPU, for the shapes that they are called with."""
         for name in self.losses:
             setattr(self, name, torch.compile(getattr(self, name), dynamic=False))
         for group in self.groups.values():

@@ -68,10 +68,8 @@ class BaselineTrainer(Generic[BatchT]):
         self._sums: Tensors = {}  # of each loss since the last report
         self._numbers: dict[str, int] = {}  # of steps that reported it
         self._reports: dict[str, tuple[str, ...]] = {}  # losses that each kind of step reports
-        self._draw = draw
         if self.backend == "compiled":
             algorithm.compile()
-            self._draw = torch.compile(draw, dynamic=False)
         self._stride = 1
         self._captured: CapturedCalls | None = None
         if self.backend != "eager":
@@ -127,7 +125,7 @@ class BaselineTrainer(Generic[BatchT]):
         """Steps of these kinds, one after the other."""
         size, rows = self.algorithm.settings.batch_size, self.rows
         # The random numbers of all steps at once, because a hash is many small kernels.
-        bits = self._draw(self._keys, self._count, len(kinds), size, 1 + self.algorithm.noise)
+        bits = draw(self._keys, self._count, len(kinds), size, 1 + self.algorithm.noise)
         index = rows.offsets[:, None] + logical_shift(bits[..., 0], 1) % rows.counts[:, None]  # [steps, S, B]
         noise = uniform(bits[..., 1:])  # [steps, S, B, noise]
         for offset, kind in enumerate(kinds):
