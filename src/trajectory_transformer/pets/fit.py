@@ -167,7 +167,7 @@ class _Training:
         batch = self.data[self._batches.index_select(0, self._position)[0]]
         loss = self.networks.loss(*batch).sum()
         for parameter, gradient in zip(self._parameters, torch.autograd.grad(loss, self._parameters), strict=True):
-            parameter.grad = gradient
+            parameter.grad = gradient.contiguous()
         self._optimizer.step()
         self._losses.index_copy_(0, self._position, loss.detach()[None] / self.config.num_networks)
         self._position += 1
