@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from tests.baselines.conftest import SMALL, SMALL_OF
-from trajectory_transformer.baselines import PRESETS, BaselineTrainer
+from trajectory_transformer.baselines import PRESETS, Baseline, BaselineTrainer, train_baseline
 from trajectory_transformer.baselines.data import Learner
 from trajectory_transformer.baselines.presets import changed
 from trajectory_transformer.baselines.runs import make_trainer
 from trajectory_transformer.baselines.train import STEPS_PER_REPLAY, Backend, draw
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.gpu.training.captured import CapturedCalls
+from trajectory_transformer.rollout import Step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -125,3 +126,17 @@ def test_captured_calls_run_capture_and_replay() -> None:
         captured("add", add)
     assert value.tolist() == [6.0, 6.0]
     assert len(calls) == CapturedCalls.WARM_UP + 1
+
+
+@pytest.mark.parametrize("name", ["iql", "brac", "dt", "mbop"])
+def test_policies_act_on_a_gpu_as_on_a_cpu(points: Dataset, tmp_path: Path, name: str) -> None:
+    settings: dict[str, object] = {**SMALL, **SMALL_OF.get(name, {}), "steps": 5}
+    settings |= {"noise_std": 0.0} if name == "mbop" else {}  # noise is drawn on the device
+    train_baseline(points, algorithm=name, settings=settings, device="cpu", out=tmp_path / "run")
+    policies = [Baseline.load(tmp_path / "run", device).policy() for device in (CPU, GPU)]
+    positions, first = np.linspace(-1, 1, 4, dtype=np.float32)[:, None], np.ones(4, np.bool_)
+    for _ in range(6):
+        step = Step(positions, -positions[:, 0], first, np.zeros((4, 0), np.float32), np.ones(4, np.bool_))
+        ours, theirs = (policy.act(step) for policy in policies)
+        np.testing.assert_allclose(theirs, ours, atol=1e-3)
+        positions, first = positions + 0.4 * ours, np.array([False, True, False, False])
