@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from trajectory_transformer import collect
 from trajectory_transformer.config import SearchConfig
 from trajectory_transformer.data.episode import Dataset, save_npz
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
@@ -140,3 +141,47 @@ def test_plans_with_equal_noise_are_equal_and_with_other_noise_differ(
     rows = [tiny_model.tokenizer.encode(each) for each in tiny_dataset]
     pairs = {(*first, *second[layout.observation]) for row in rows for first, second in itertools.pairwise(row)}
     assert {tuple(prompt) for prompt in prompts} <= pairs
+
+
+def test_the_table_of_baselines_continues_and_joins_its_cells(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    for task, seed in (("hopper-medium", 0), ("hopper-medium-replay", 1)):
+        save_npz(collect("Hopper-v5", "random", episodes=3, seed=seed), tmp_path / f"{task}.npz")
+    table = runpy.run_path(str(BENCHMARKS / "baselines_table.py"))["main"]
+    tasks, names = ["hopper-medium", "hopper-medium-replay"], ["bc", "dt"]
+    words = ["--datasets", str(tmp_path), "--device", "cpu", "--tasks", *tasks, "--algorithms", *names]
+    words += ["--steps", "12", "--seeds", "2", "--episodes", "2", "--curve", "3", "--curve_episodes", "1"]
+    words += ["--tuning_episodes", "1", "--settings", '{"dt": {"hidden": [8], "context": 2}}']
+    words += ["--workers", "0", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+    assert table([*words, "--time_limit", "1e-9"]) == 75
+    assert not (tmp_path / "out").exists()
+    assert table(words) == 0
+    metrics = json.loads((tmp_path / "out" / "table.json").read_text())["metrics"]
+    for name in names:
+        cells = [json.loads((tmp_path / "out" / f"{task}_{name}.json").read_text()) for task in tasks]
+        scores = [np.mean(cell["scores"]) for cell in cells]
+        assert metrics[f"{name}_average"] == pytest.approx(np.mean(scores))
+        assert metrics[f"hopper-medium_{name}"] == pytest.approx(scores[0])
+        assert [point["step"] for point in cells[0]["curve"]] == [4, 8, 12]
+        assert len(cells[0]["returns"]["1"]) == 2 and cells[0]["metrics"]["normalized_score_n"] == 2
+    chosen = json.loads((tmp_path / "out" / "hopper-medium_dt.json").read_text())["acting"]["1"]
+    values = {settings["target_return"]: value for settings, value in chosen["tried"]}
+    assert values.keys() == {3600.0, 1800.0}
+    assert values[chosen["chosen"]["target_return"]] == max(values.values())
+    # Cells that exist are not trained again.
+    before = (tmp_path / "out" / "hopper-medium_bc.json").stat().st_mtime_ns
+    assert table(words) == 0
+    assert (tmp_path / "out" / "hopper-medium_bc.json").stat().st_mtime_ns == before
+
+
+def test_the_throughput_of_baselines_is_measured_for_each_number_of_seeds(tmp_path: Path) -> None:
+    script = runpy.run_path(str(BENCHMARKS / "baselines_throughput.py"))
+    out = tmp_path / "throughput.json"
+    words = ["--device", "cpu", "--algorithms", "bc", "cql", "--seeds", "1", "2", "--hidden", "8", "8"]
+    words += ["--steps", "3", "--warm_up", "1", "--repeats", "2", "--episodes", "1", "--out", str(out)]
+    script["main"](words)
+    metrics = json.loads(out.read_text())["metrics"]
+    for name in ("bc", "cql"):
+        speeds = [metrics[f"{name}_steps_per_second"], metrics[f"{name}_steps_per_second_2_seeds"]]
+        assert min(speeds) > 0
+        assert metrics[f"{name}_cost_2_seeds"] == pytest.approx(speeds[0] / speeds[1])

@@ -7,6 +7,7 @@ planner = Planner(model)
 action = planner.act(observation)
 """
 
+from trajectory_transformer.baselines import Baseline, BaselineMetrics, BaselinePolicy, train_baseline
 from trajectory_transformer.collect import collect
 from trajectory_transformer.config import (
     PRESETS,
@@ -35,6 +36,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "PRESETS",
+    "Baseline",
+    "BaselineMetrics",
+    "BaselinePolicy",
     "Candidates",
     "Columns",
     "Dataset",
@@ -68,4 +72,5 @@ __all__ = [
     "rollout",
     "save_dataset",
     "train",
+    "train_baseline",
 ]

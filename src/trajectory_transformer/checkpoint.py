@@ -42,18 +42,42 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ValueError(f"{path}: not a complete safetensors file; it may be truncated ({error})") from error
 
 
-def save_checkpoint(folder: str | Path, tensors: Mapping[str, Tensor], description: Mapping[str, object]) -> None:
+def save_checkpoint(
+    folder: str | Path, tensors: Mapping[str, Tensor], description: Mapping[str, object], kind: str = KIND
+) -> None:
     """Write both files of a checkpoint; the folder is created if necessary."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, tensors)
-    content = {"format": FORMAT, "kind": KIND, **description}
+    content = {"format": FORMAT, "kind": kind, **description}
     write_atomically(folder / DESCRIPTION, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def load_checkpoint(folder: str | Path) -> tuple[dict[str, Tensor], Description]:
+def load_checkpoint(folder: str | Path, kind: str = KIND) -> tuple[dict[str, Tensor], Description]:
     """Read both files of a checkpoint; raises a ValueError that names the file if one is missing or invalid."""
     folder = Path(folder)
+    description = _read_description(folder)
+    if description.get("kind") != kind:
+        raise ValueError(f"{folder / DESCRIPTION}: not the description of a {kind} checkpoint")
+    version = description.get("format")
+    if not isinstance(version, int) or version > FORMAT:
+        raise ValueError(
+            f"{folder / DESCRIPTION}: checkpoint format {version} is not supported, expected at most {FORMAT}; "
+            "upgrade trajectory-transformer"
+        )
+    tensors = read_tensors(folder / WEIGHTS)[0]
+    if version < 2:
+        tensors = {name.replace("gpt.context_encoder.", "gpt.map_encoder."): value for name, value in tensors.items()}
+    return tensors, description
+
+
+def checkpoint_kind(folder: str | Path) -> object:
+    """The kind of checkpoint in a folder."""
+    return _read_description(Path(folder)).get("kind")
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    """The JSON file of a checkpoint."""
     path = folder / DESCRIPTION
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such checkpoint folder")
@@ -63,17 +87,9 @@ def load_checkpoint(folder: str | Path) -> tuple[dict[str, Tensor], Description]
         description = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid JSON; the file may be truncated ({error})") from error
-    if not isinstance(description, dict) or description.get("kind") != KIND:
+    if not isinstance(description, dict):
         raise ValueError(f"{path}: not the description of a {KIND} checkpoint")
-    version = description.get("format")
-    if not isinstance(version, int) or version > FORMAT:
-        raise ValueError(
-            f"{path}: checkpoint format {version} is not supported, expected at most {FORMAT}; upgrade {KIND}"
-        )
-    tensors = read_tensors(folder / WEIGHTS)[0]
-    if version < 2:
-        tensors = {name.replace("gpt.context_encoder.", "gpt.map_encoder."): value for name, value in tensors.items()}
-    return tensors, description
+    return description
 
 
 def layout_fields(stored: Mapping[str, Any]) -> dict[str, Any]:

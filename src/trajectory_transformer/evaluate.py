@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from trajectory_transformer.config import SearchConfig, require
-from trajectory_transformer.data.episode import Episode
+from trajectory_transformer.data.episode import Episode, Metadata
 from trajectory_transformer.data.scores import References, normalized_score, references_of
 from trajectory_transformer.data.spaces import action_leaf
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import Planner
 from trajectory_transformer.results import summarize
-from trajectory_transformer.rollout import Policy, make_envs, map_shape, rollout, space_dims
+from trajectory_transformer.rollout import Dims, Policy, TrainedPolicy, make_envs, map_shape, rollout, space_dims
 
 FIRST_SEED = 1_000_000
 """Episode i of an evaluation is reset with this seed + i by default; data is collected with other seeds."""
@@ -46,7 +46,7 @@ def evaluate(
 
     Args:
         planner: a planner, or a policy that acts in several environments at once.
-        env: Gymnasium id; None: the environment that the planner's dataset came from.
+        env: Gymnasium id; None: the environment that the dataset of the planner or baseline came from.
         episodes: episodes to play.
         num_envs: environments that are played at the same time.
         seed: episode i is reset with seed + i.
@@ -56,8 +56,8 @@ def evaluate(
     require(episodes >= 1, "the number of episodes must be at least 1", episodes)
     require(num_envs >= 1, "the number of environments must be at least 1", num_envs)
     require(seed >= 0, "the seed must not be negative", seed)
-    model = planner.model if isinstance(planner, Planner) else None
-    env_id, options = environment_of(model, env, env_options)
+    metadata = metadata_of(planner)
+    env_id, options = environment_of(metadata, env, env_options)
     policy = planner.policy() if isinstance(planner, Planner) else planner
     started = time.perf_counter()
     envs = make_envs(env_id, min(num_envs, episodes), options)
@@ -66,19 +66,27 @@ def evaluate(
             check_fit(planner.model, env_id, space_dims(envs), map_shape(envs))
             if any(action_leaf(envs.single_action_space).categories):
                 _refuse_medians(planner.search, env_id)
+        elif isinstance(planner, TrainedPolicy):
+            check_dims(planner.dims, env_id, space_dims(envs))
         played = rollout(envs, policy, num_episodes=episodes, seed=seed, on_episode=on_episode)
     finally:
         envs.close()
-    metrics = episode_metrics(played, references_of(env_id, None if model is None else model.metadata))
+    metrics = episode_metrics(played, references_of(env_id, metadata))
     metrics |= latency_metrics(getattr(policy, "plan_seconds", []))
     return Evaluation(env_id, options, tuple(played), metrics, time.perf_counter() - started)
 
 
+def metadata_of(planner: Planner | Policy) -> Metadata:
+    """Metadata of the dataset that a planner or policy was trained on; empty if unknown."""
+    if isinstance(planner, Planner):
+        return planner.model.metadata
+    return planner.metadata if isinstance(planner, TrainedPolicy) else {}
+
+
 def environment_of(
-    model: TrajectoryModel | None, env: str | None, env_options: Mapping[str, Any] | None
+    metadata: Metadata, env: str | None, env_options: Mapping[str, Any] | None
 ) -> tuple[str, dict[str, Any]]:
-    """Id and constructor arguments of the environment to play in; the model's metadata fills in what is not given."""
-    metadata = {} if model is None else model.metadata
+    """Id and constructor arguments of the environment to play in; a dataset's metadata fills in what is not given."""
     env_id = env or metadata.get("env")
     if not isinstance(env_id, str):
         raise ValueError("the dataset of this model names no environment: give one (--env)")
@@ -148,18 +156,23 @@ def latency_metrics(plan_seconds: Sequence[float]) -> dict[str, float]:
     return {"plan_ms_p50": float(p50), "plan_ms_p90": float(p90), "plan_ms_p99": float(p99)}
 
 
-def check_fit(model: TrajectoryModel, env_id: str, dims: tuple[int, int, int], map_shape: tuple[int, ...] = ()) -> None:
+def check_fit(model: TrajectoryModel, env_id: str, dims: Dims, map_shape: tuple[int, ...] = ()) -> None:
     """Refuse an environment whose observation, goal, action or map sizes differ from the model's."""
     layout = model.layout
-    wanted = (layout.observation_dim, layout.goal_dim, layout.action_dim)
-    if (dims[0], dims[2]) != (wanted[0], wanted[2]) or dims[1] < wanted[1]:
-        raise ValueError(
-            f"environment {env_id!r} does not fit the model: it has {dims[0]} observation, {dims[1]} goal and "
-            f"{dims[2]} action dimensions, the model was trained on {wanted[0]}, {wanted[1]} and {wanted[2]}"
-        )
+    check_dims(Dims(layout.observation_dim, layout.goal_dim, layout.action_dim), env_id, dims)
     if layout.map_shape and map_shape != layout.map_shape:
         raise ValueError(
             f"environment {env_id!r} does not fit the model: it has "
             f"{f'a map of shape {map_shape}' if map_shape else 'no map'}, "
             f"the model was trained on {layout.map_shape}"
+        )
+
+
+def check_dims(wanted: Dims, env_id: str, dims: Dims) -> None:
+    """Refuse an environment whose sizes differ from those of the training data; more goal dimensions are ignored."""
+    if (dims.observation, dims.action) != (wanted.observation, wanted.action) or dims.goal < wanted.goal:
+        raise ValueError(
+            f"environment {env_id!r} does not fit the model: it has {dims.observation} observation, {dims.goal} goal "
+            f"and {dims.action} action dimensions, the model was trained on {wanted.observation}, {wanted.goal} and "
+            f"{wanted.action}"
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ from gymnasium import Env
 from gymnasium.error import Error as GymnasiumError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from trajectory_transformer.data.episode import Episode, FloatArray, MapArray
+from trajectory_transformer.data.episode import Episode, FloatArray, MapArray, Metadata
 from trajectory_transformer.data.spaces import (
     action_leaf,
     env_actions,
@@ -44,6 +44,22 @@ class Policy(Protocol):
         """Return actions [E, A]; those of inactive environments are ignored."""
 
 
+class Dims(NamedTuple):
+    """Sizes of the flat observation, goal and action of one environment (see `data.spaces`)."""
+
+    observation: int
+    goal: int
+    action: int
+
+
+@runtime_checkable
+class TrainedPolicy(Policy, Protocol):
+    """A policy that knows what it was trained on."""
+
+    metadata: Metadata  # of the dataset: environment id, origin
+    dims: Dims  # of the dataset
+
+
 def make_envs(env_id: str, num_envs: int, options: Mapping[str, Any] | None = None) -> SyncVectorEnv:
     """Make vectorised environments for `rollout`; `options` are arguments of the environment's constructor."""
 
@@ -57,10 +73,10 @@ def make_envs(env_id: str, num_envs: int, options: Mapping[str, Any] | None = No
         raise ValueError(f"environment {env_id!r} cannot be made: {error}") from error
 
 
-def space_dims(envs: VectorEnv[Any, Any, Any]) -> tuple[int, int, int]:
-    """Sizes of the flat observation, goal and action of one environment (see `data.spaces`)."""
+def space_dims(envs: VectorEnv[Any, Any, Any]) -> Dims:
+    """Sizes of one environment."""
     observation, goal = split_goal(envs.single_observation_space)
-    return total_dim(observation), total_dim(goal), action_leaf(envs.single_action_space).dim
+    return Dims(total_dim(observation), total_dim(goal), action_leaf(envs.single_action_space).dim)
 
 
 def map_shape(envs: VectorEnv[Any, Any, Any]) -> tuple[int, ...]:

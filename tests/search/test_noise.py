@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from trajectory_transformer import randomness
 from trajectory_transformer.config import Sampler
-from trajectory_transformer.search import noise as noise_module
 from trajectory_transformer.search.noise import Gumbel
 from trajectory_transformer.search.sampling import draw
 
@@ -16,7 +16,7 @@ def test_extreme_noise_is_finite_and_samples_no_dropped_token(monkeypatch: pytes
         del shift
         return torch.full_like(keys, bits)
 
-    monkeypatch.setattr(noise_module, "_logical_shift", extreme)
+    monkeypatch.setattr(randomness, "logical_shift", extreme)
     noise = Gumbel(torch.tensor([1]), 1, num_candidates=2, num_slots=1, vocabulary=3).slot(0)
     assert noise.isfinite().all()
     logits = torch.tensor([0.0, -1.0, -torch.inf]).expand(1, 2, 3)

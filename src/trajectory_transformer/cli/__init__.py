@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import version
 
+from trajectory_transformer.cli.baseline import TrainBaseline
 from trajectory_transformer.cli.collect import Collect
 from trajectory_transformer.cli.data import Convert, Show
 from trajectory_transformer.cli.demo import Demo
@@ -24,6 +25,7 @@ COMMANDS: dict[str, type[Command]] = {
     "data convert": Convert,
     "train": Train,
     "import": Import,
+    "baseline": TrainBaseline,
     "evaluate": Evaluate,
     "predict": Predict,
     "report": Report,

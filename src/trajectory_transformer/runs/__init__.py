@@ -127,7 +127,7 @@ class Run:
         trainer, world = self.trainer, self.trainer.world
         first, started = trainer.step, time.perf_counter()
         stopping = False
-        with _noted_interrupts() as interrupts:
+        with noted_interrupts() as interrupts:
             for metrics in trainer.run():
                 if metrics is not None:
                     self.last = metrics
@@ -284,7 +284,7 @@ def _described(settings: RunSettings, trainer: Trainer, dataset: Dataset | None)
 
 
 @contextmanager
-def _noted_interrupts() -> Iterator[Sequence[int]]:
+def noted_interrupts() -> Iterator[Sequence[int]]:
     """Record Ctrl-C and SIGTERM instead of raising, so that a step is never cut in half; a second one raises."""
     seen: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -9,6 +9,7 @@ from trajectory_transformer.files import write_atomically
 from trajectory_transformer.training.train import Metrics
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from torch.utils.tensorboard import SummaryWriter
 
 
@@ -29,8 +30,8 @@ class JsonLines:
             kept = [line for line in path.read_text().splitlines() if _is_until(line, step)]
             write_atomically(path, "".join(line + "\n" for line in kept).encode())
 
-    def write(self, metrics: Metrics) -> None:
-        """Append a line."""
+    def write(self, metrics: "DataclassInstance") -> None:
+        """Append the fields of a dataclass with a `step` as one line."""
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(metrics)) + "\n")
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trajectory_transformer.randomness import STEP, mix, signed, uniform
+
 
 @dataclass(frozen=True)
 class Gumbel:
@@ -20,17 +22,15 @@ class Gumbel:
     @functools.cached_property
     def keys(self) -> Tensor:
         """What is hashed together with the place [E]. Seeds are hashed first, because they may be consecutive."""
-        return _mix(_mix(self.seeds) + _signed(self.number * _STEP))
+        return mix(mix(self.seeds) + signed(self.number * STEP))
 
     def slot(self, index: int) -> Tensor:
         """The noise of one slot [E, K, V + 1]."""
         candidates = torch.arange(self.num_candidates, device=self.keys.device)[:, None]
         tokens = torch.arange(self.vocabulary, device=self.keys.device)
         places = (candidates * self.num_slots + index) * self.vocabulary + tokens
-        bits = _logical_shift(_mix(self.keys[:, None, None] + (places + 1) * _STEP), 40)
-        # The largest sum rounds to 2^24, whose noise would be infinite and bring back tokens that a filter dropped.
-        uniform = ((bits.float() + 0.5) * 2.0**-24).clamp(max=1.0 - 2.0**-24)
-        return -(-uniform.log()).log()
+        # Never 0 or 1, whose noise would be infinite and bring back tokens that a filter dropped.
+        return -(-uniform(mix(self.keys[:, None, None] + (places + 1) * STEP)).log()).log()
 
 
 class Noise:
@@ -48,22 +48,3 @@ class Noise:
         """The noise of the next run."""
         self._num_runs += 1
         return Gumbel(self._seeds, self._num_runs, num_candidates, num_slots, vocabulary)
-
-
-def _signed(number: int) -> int:
-    """The low 64 bits of a number as a signed integer, as tensors store them."""
-    return (number + 2**63) % 2**64 - 2**63
-
-
-_STEP = _signed(0x9E3779B97F4A7C15)
-
-
-def _mix(keys: Tensor) -> Tensor:
-    """A 64-bit hash (the finalizer of splitmix64)."""
-    keys = (keys ^ _logical_shift(keys, 30)) * _signed(0xBF58476D1CE4E5B9)
-    keys = (keys ^ _logical_shift(keys, 27)) * _signed(0x94D049BB133111EB)
-    return keys ^ _logical_shift(keys, 31)
-
-
-def _logical_shift(keys: Tensor, bits: int) -> Tensor:
-    return (keys >> bits) & ((1 << (64 - bits)) - 1)

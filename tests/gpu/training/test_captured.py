@@ -13,7 +13,7 @@ from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.gpu.backends import make_batch_maker, make_engine
 from trajectory_transformer.gpu.training import captured as captured_module
-from trajectory_transformer.gpu.training.captured import Captured
+from trajectory_transformer.gpu.training.captured import CapturedCalls
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.windows import tokenize
 from trajectory_transformer.training.parallel import World
@@ -89,7 +89,7 @@ def test_captured_steps_equal_steps_run_one_by_one(
         monkeypatch.setattr(torch, "compile", without_compilation)
     captured, plain = (make_trainer(dataset, replace(SHORT, backend=backend)) for _ in range(2))
     found = losses_of(captured)
-    monkeypatch.setattr(Captured, "WARM_UP", 1000)  # never capture
+    monkeypatch.setattr(CapturedCalls, "WARM_UP", 1000)  # never capture
     # The gradients of embeddings in compiled code use atomics, so two runs of it differ by rounding.
     rounding = 2e-2 if compiled and bf16 and backend == "compiled" else 1e-3 if compiled and not bf16 else 1e-5
     assert found == pytest.approx(losses_of(plain), rel=rounding)

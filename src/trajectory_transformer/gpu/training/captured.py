@@ -1,7 +1,7 @@
-"""Capture a training step as a CUDA graph, and the compiled engine that uses it."""
+"""Capture functions as CUDA graphs, and the compiled training engine that uses it."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Generic, TypeVar
 
 import torch
@@ -20,21 +20,56 @@ Compute = Callable[[Batch], Outcome]
 Result = TypeVar("Result")
 
 
-class Captured(Generic[Result]):
-    """A function of tensors as one CUDA graph: the first calls run eagerly, the next captures, later calls replay.
+@contextmanager
+def side_stream() -> Iterator[None]:
+    """Run a block on a side stream, as a capture does."""
+    side, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        yield
+    here.wait_stream(side)
 
-    Arguments are copied to the graph's static input buffers, and the next call overwrites the result. A replay advances
-    torch's random generator like an eager call, so both give bit-identical results.
+
+class CapturedCalls:
+    """Functions without arguments as CUDA graphs: the first calls with a key run, the next captures, later ones replay.
+
+    The functions read and write tensors that stay where they are. A replay advances torch's random generator like a
+    call, so both give bit-identical results.
     """
 
-    WARM_UP = 2  # eager calls before the capture, for compilation, workspaces and optimizer state
+    WARM_UP = 2  # calls before the capture, for compilation, workspaces and optimizer state
+
+    def __init__(self) -> None:
+        """Nothing is captured yet."""
+        self._calls: dict[Hashable, int] = {}
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+
+    def __call__(self, key: Hashable, function: Callable[[], object]) -> None:
+        """Run the function, or replay what a call with the same key did."""
+        self._calls[key] = self._calls.get(key, 0) + 1
+        if self._calls[key] <= self.WARM_UP:
+            with side_stream():
+                function()
+            return
+        if key not in self._graphs:
+            graph = torch.cuda.CUDAGraph()
+            with no_garbage_collection(), torch.cuda.graph(graph):
+                function()
+            self._graphs[key] = graph
+        self._graphs[key].replay()
+
+
+class Captured(Generic[Result]):
+    """A function of tensors as one CUDA graph.
+
+    Arguments are copied to the graph's static input buffers; the next call overwrites the result.
+    """
 
     def __init__(self, compute: Callable[..., Result]) -> None:
         """Wrap a function of tensors on the device, some of which may be None; shapes must not change."""
         self._compute = compute
-        self._calls = 0
+        self._calls = CapturedCalls()
         self._inputs: list[Tensor | None] = []
-        self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Result | None = None
 
     def __call__(self, *inputs: Tensor | None) -> Result:
@@ -44,25 +79,12 @@ class Captured(Generic[Result]):
         for own, given in zip(self._inputs, inputs, strict=True):
             if own is not None and given is not None:
                 own.copy_(given)
-        if self._calls < self.WARM_UP:
-            self._calls += 1
-            return self._run_on_side_stream()
-        if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
-            with no_garbage_collection(), torch.cuda.graph(self._graph):
-                self._result = self._compute(*self._inputs)
-        self._graph.replay()
+        self._calls(None, self._run)
         assert self._result is not None
         return self._result
 
-    def _run_on_side_stream(self) -> Result:
-        """Run the function on a side stream, as a capture does."""
-        side, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
-            result = self._compute(*self._inputs)
-        here.wait_stream(side)
-        return result
+    def _run(self) -> None:
+        self._result = self._compute(*self._inputs)
 
 
 def supports_bf16() -> bool:

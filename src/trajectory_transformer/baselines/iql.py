@@ -1,0 +1,115 @@
+"""Implicit Q-learning (Kostrikov, Nair and Levine, 2022; arXiv 2110.06169)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trajectory_transformer.baselines.algorithm import Preset, Settings, Sizes, TransitionAlgorithm
+from trajectory_transformer.baselines.data import Batch, Rewards
+from trajectory_transformer.baselines.distributions import gaussian_log_prob
+from trajectory_transformer.baselines.networks import Copy, Group, Network, cosine, init_networks, mlp, twin_q
+from trajectory_transformer.config import require
+
+LOG_STD = (-5.0, 2.0)  # limits of the policy's log standard deviation
+
+
+@dataclass(frozen=True, kw_only=True)
+class IQLSettings(Settings):
+    """Settings of the paper for locomotion (section 5.2 and appendix B, and the authors' `mujoco_config`)."""
+
+    rewards: Rewards = "return-range"
+    discount: float = 0.99
+    """Discount of future rewards."""
+    expectile: float = 0.7
+    """Expectile of Q that V estimates: 0.5 is the mean, near 1 the maximum over actions in the data."""
+    temperature: float = 3.0
+    """Inverse temperature of the advantages in the policy's weights: 0 clones the data."""
+    max_weight: float = 100.0
+    """Largest weight of a transition in the policy's loss."""
+    target_rate: float = 0.005
+    """Share of the distance that the target network moves in a step."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their ranges."""
+        super().__post_init__()
+        require(0 < self.expectile < 1, "expectile must lie in (0, 1)", self.expectile)
+        require(0 <= self.discount <= 1, "discount must lie in [0, 1]", self.discount)
+        require(self.temperature >= 0, "temperature must not be negative", self.temperature)
+
+
+class IQL(TransitionAlgorithm):
+    """Expectile regression of V, bootstrapped twin Q, and a policy weighted by exponentiated advantages."""
+
+    settings: IQLSettings
+    losses = ("target_q", "critic_losses", "actor_loss")
+
+    def __init__(self, settings: IQLSettings, sizes: Sizes, seeds: Sequence[int], device: torch.device) -> None:
+        """Networks with random weights: two Q networks and V in one group, the policy in the other."""
+        self.settings = settings
+        o, a = sizes
+        critics = {
+            "q": Network((o + a, *settings.hidden, 1), per_learner=2, orthogonal=True),
+            "v": Network((o, *settings.hidden, 1), orthogonal=True),
+        }
+        policy = init_networks({"policy": Network((o, *settings.hidden, a), orthogonal=True)}, seeds)
+        policy["log_std"] = torch.zeros(len(seeds), 1, a)
+        rate = settings.learning_rate
+        self.critics = Group(init_networks(critics, seeds), rate, device=device)
+        self.actor = Group(policy, rate, device=device, schedule=cosine(settings.steps))
+        self.targets = Copy(self.critics)  # V is copied along and not used
+        self.groups = {"critics": self.critics, "actor": self.actor}
+        self.copies = {"targets": self.targets}
+
+    def update(self, batch: Batch, noise: Tensor, variant: str) -> dict[str, Tensor]:
+        """Take one training step: critics, then the policy with the new V, then the targets."""
+        target_q = self.target_q(batch)
+        q_loss, v_loss = self.critic_losses(batch, target_q)
+        self.critics.minimize((q_loss + v_loss).sum())
+        actor_loss = self.actor_loss(batch, target_q)
+        self.actor.minimize(actor_loss.sum())
+        self.targets.follow(self.critics, self.settings.target_rate)
+        return {"q": q_loss.detach(), "v": v_loss.detach(), "actor": actor_loss.detach()}
+
+    def critic_losses(self, batch: Batch, target_q: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses of the two Q networks (their sum) and of V, each [S]."""
+        settings, tensors = self.settings, self.critics.tensors
+        size = batch.rewards.shape[1]
+        values = mlp(tensors, "v", torch.cat([batch.observations, batch.next_observations], dim=1))[..., 0]
+        value, next_value = values[:, :size], values[:, size:].detach()
+        advantage = target_q - value
+        weight = torch.where(advantage > 0, settings.expectile, 1.0 - settings.expectile)
+        v_loss = (weight * advantage.square()).mean(dim=1)
+        target = batch.rewards + settings.discount * batch.continues * next_value  # [S, B]
+        error = twin_q(tensors, batch.observations, batch.actions) - target[:, None]  # [S, 2, B]
+        return error.square().mean(dim=2).sum(dim=1), v_loss
+
+    def actor_loss(self, batch: Batch, target_q: Tensor) -> Tensor:
+        """Negative log-likelihood of the data, weighted by exponentiated advantages [S]."""
+        with torch.no_grad():
+            value = mlp(self.critics.tensors, "v", batch.observations)[..., 0]
+            weight = torch.exp(self.settings.temperature * (target_q - value))
+            weight = weight.clamp(max=self.settings.max_weight)
+        log_std = self.actor.tensors["log_std"].clamp(*LOG_STD)
+        return -(weight * gaussian_log_prob(batch.actions, self.act(batch.observations), log_std)).mean(dim=1)
+
+    @torch.no_grad()
+    def target_q(self, batch: Batch) -> Tensor:
+        """Smaller of the two target networks' values of the recorded actions [S, B]."""
+        return twin_q(self.targets.tensors, batch.observations, batch.actions).amin(dim=1)
+
+    def act(self, observations: Tensor) -> Tensor:
+        """Means of the policy [S, E, A] for observations [S, E, O]."""
+        return torch.tanh(mlp(self.actor.tensors, "policy", observations))
+
+    def q_values(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Smaller of the two Q values [S, E]."""
+        return twin_q(self.critics.tensors, observations, actions).amin(dim=1)
+
+
+PRESETS = {
+    "iql": Preset(IQL, IQLSettings()),
+    # The authors' `antmaze_config`.
+    "iql-antmaze": Preset(IQL, IQLSettings(rewards="minus-one", expectile=0.9, temperature=10.0)),
+}

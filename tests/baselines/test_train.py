@@ -1,0 +1,289 @@
+"""The shared training loop: runs resume to the same bits; learners trained together equal those trained alone."""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.baselines.conftest import SMALL, SMALL_OF
+from trajectory_transformer.baselines import PRESETS, Baseline, BaselineMetrics, train_baseline
+from trajectory_transformer.baselines.algorithm import Settings
+from trajectory_transformer.baselines.data import Learner
+from trajectory_transformer.baselines.networks import Group, cosine
+from trajectory_transformer.baselines.presets import changed
+from trajectory_transformer.baselines.runs import make_trainer
+from trajectory_transformer.baselines.train import BaselineTrainer, draw
+from trajectory_transformer.data.episode import Dataset, Episode
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+
+CPU = torch.device("cpu")
+ALGORITHMS = sorted(name for name in PRESETS if "-" not in name)  # without those that only differ in settings
+
+
+def settings_of(name: str, **values: object) -> Settings:
+    """Small networks."""
+    return changed(PRESETS[name].settings, {**SMALL, **SMALL_OF.get(name, {}), **values})
+
+
+def trained(trainer: BaselineTrainer[Any], steps: int | None = None) -> list[BaselineMetrics]:
+    """Train to the end or to a step; the metrics on the way."""
+    found = []
+    for metrics in trainer.run():
+        found += [metrics] if metrics is not None else []
+        if trainer.step == steps:
+            break
+    return found
+
+
+def weights(trainer: BaselineTrainer[Any]) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in trainer.state().items() if not name.startswith("sums")}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_a_stopped_run_resumes_to_the_same_bits(tiny_dataset: Dataset, tmp_path: Path, name: str, stop: int) -> None:
+    settings = settings_of(name, steps=10)
+
+    def make() -> BaselineTrainer[Any]:
+        trainer = make_trainer(name, settings, [tiny_dataset], [Learner(3), Learner(5)], device=CPU)[0]
+        trainer.log_every = 4
+        return trainer
+
+    whole = make()
+    expected = trained(whole)
+    stopped = make()
+    before = trained(stopped, stop)
+    stopped.save(tmp_path / "state.safetensors")
+    resumed = make()
+    resumed.load(tmp_path / "state.safetensors")
+    assert resumed.step == stop
+    found = before + trained(resumed)
+    assert [(each.step, each.losses) for each in found] == [(each.step, each.losses) for each in expected]
+    for key, value in weights(whole).items():
+        assert torch.equal(weights(resumed)[key], value), key
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_learners_trained_together_equal_learners_trained_alone(
+    tiny_dataset: Dataset, points: Dataset, name: str
+) -> None:
+    settings = settings_of(name, steps=6)
+    other = Dataset(tiny_dataset.episodes[2:], tiny_dataset.metadata)
+    learners = [Learner(0), Learner(7), Learner(0, dataset=1)]
+    together, _ = make_trainer(name, settings, [tiny_dataset, other], learners, device=CPU)
+    metrics = trained(together)
+    for index, (seed, dataset) in enumerate(learners):
+        alone, _ = make_trainer(name, settings, [[tiny_dataset, other][dataset]], [Learner(seed)], device=CPU)
+        expected = trained(alone)
+        for found, one in zip(metrics, expected, strict=True):
+            for key, values in found.losses.items():
+                assert values[index] == pytest.approx(one.losses[key][0], rel=1e-3, abs=1e-5), key
+        own = weights(alone)
+        for key, value in weights(together).items():
+            if value.ndim > 1:
+                count = len(value) // len(learners)
+                torch.testing.assert_close(
+                    value[index * count : (index + 1) * count], own[key], rtol=1e-4, atol=1e-5, msg=key
+                )
+
+
+def test_learners_with_different_seeds_differ(tiny_dataset: Dataset) -> None:
+    trainer, _ = make_trainer("bc", settings_of("bc", steps=3), [tiny_dataset], [Learner(0), Learner(1)], device=CPU)
+    first = trained(trainer)[0]
+    assert first.losses["actor"][0] != first.losses["actor"][1]
+    weight = trainer.algorithm.groups["actor"].tensors["policy.0.weight"]
+    assert not torch.equal(weight[0], weight[1])
+
+
+def test_random_numbers_are_a_function_of_key_step_and_place() -> None:
+    keys = torch.tensor([5, 6])
+    step = torch.tensor(9)
+    bits = draw(keys, step, 3, 100, 4)
+    assert bits.shape == (3, 2, 100, 4)
+    assert torch.equal(draw(keys[1:], step, 3, 100, 4)[:, 0], bits[:, 1])
+    assert torch.equal(draw(keys, step + 2, 1, 100, 4)[0], bits[2])
+    assert len(np.unique(bits.numpy())) == bits.numel()
+
+
+def test_batches_reach_every_row_equally_often(tiny_dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, _ = make_trainer("bc", settings_of("bc"), [tiny_dataset], [Learner(0)], device=CPU)
+    number = tiny_dataset.num_steps
+    counts = torch.zeros(number)
+    rows, gather = trainer.rows, trainer.rows.gather
+    seen: list[torch.Tensor] = []
+
+    def recorded(index: torch.Tensor) -> Any:
+        seen.append(index)
+        return gather(index)
+
+    monkeypatch.setattr(rows, "gather", recorded)
+    trainer._take_steps([""] * 200)
+    counts += torch.bincount(torch.cat(seen).flatten(), minlength=number)
+    expected = 200 * 64 / number
+    assert ((counts - expected).abs() < 5 * expected**0.5).all()
+    assert int(trainer.rows.counts[0]) == number
+
+
+def test_transitions_hold_final_states_and_only_true_ends(tiny_dataset: Dataset) -> None:
+    trainer, _ = make_trainer("iql", settings_of("iql", rewards="raw"), [tiny_dataset], [Learner(0)], device=CPU)
+    number = tiny_dataset.num_steps
+    batch = trainer.rows.gather(torch.arange(number)[None])
+    row = 0
+    for episode in tiny_dataset:
+        for step in range(len(episode)):
+            assert np.array_equal(batch.observations[0, row], episode.observations[step])
+            assert np.array_equal(batch.next_observations[0, row], episode.observations[step + 1])
+            assert np.array_equal(batch.actions[0, row], episode.actions[step])
+            assert episode.rewards is not None and batch.rewards[0, row] == episode.rewards[step]
+            ended = episode.terminated and step == len(episode) - 1
+            assert float(batch.continues[0, row]) == (0.0 if ended else 1.0)
+            row += 1
+    assert row == number
+
+
+def test_rewards_and_states_are_scaled_as_the_settings_say(tiny_dataset: Dataset) -> None:
+    returns = [episode.total_reward for episode in tiny_dataset]
+    rewards = np.concatenate([episode.rewards for episode in tiny_dataset if episode.rewards is not None])
+    observations = np.concatenate([episode.observations[:-1] for episode in tiny_dataset])
+    index = torch.arange(tiny_dataset.num_steps)[None]
+
+    def rows(**values: object) -> Any:
+        trainer, _ = make_trainer("iql", settings_of("iql", **values), [tiny_dataset], [Learner(0)], device=CPU)
+        return trainer.rows.gather(index)
+
+    expected = rewards * 1000 / (max(returns) - min(returns))
+    np.testing.assert_allclose(rows(rewards="return-range").rewards[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(rows(rewards="minus-one").rewards[0], rewards - 1, rtol=1e-6)
+    scaled = (observations - observations.mean(axis=0)) / (observations.std(axis=0) + 1e-3)
+    np.testing.assert_allclose(rows(states="standard").observations[0], scaled, rtol=1e-4, atol=1e-5)
+
+
+def test_actions_outside_one_are_scaled_to_the_limits_of_the_data() -> None:
+    actions = np.array([[-3.0, 0.1], [1.0, 0.3], [2.0, 0.2]], np.float32)
+    episode = Episode(np.zeros((4, 1), np.float32), actions, np.zeros(3, np.float32), terminated=False)
+    baseline = train_baseline(Dataset((episode,)), algorithm="bc", settings={**SMALL, "steps": 1}, device="cpu")
+    scaled = baseline.scaling.actions(torch.from_numpy(actions)[None])
+    np.testing.assert_allclose(scaled[0], [[-1.0, -1.0], [0.6, 1.0], [1.0, 0.0]], atol=1e-6)
+    np.testing.assert_allclose(baseline.scaling.real_actions(scaled)[0], actions, atol=1e-6)
+
+
+def test_a_saved_baseline_loads_to_the_same_policy(tiny_dataset: Dataset, tmp_path: Path) -> None:
+    made = train_baseline(
+        tiny_dataset, algorithm="iql", settings={**SMALL, "steps": 3}, seeds=[4, 9], out=tmp_path / "run", device="cpu"
+    )
+    loaded = Baseline.load(tmp_path / "run")
+    assert loaded.seeds == (4, 9) and loaded.name == "iql" and loaded.metadata == tiny_dataset.metadata
+    observations = torch.randn(2, 5, 3)
+    assert torch.equal(loaded.algorithm.act(observations), made.algorithm.act(observations))
+    for index, seed in enumerate((4, 9)):
+        own = loaded.only(seed).algorithm.act(observations[index : index + 1])
+        torch.testing.assert_close(own, made.algorithm.act(observations)[index : index + 1])
+    with pytest.raises(ValueError, match="trained with the seeds \\[4, 9\\], not with 5"):
+        loaded.policy(5)
+    names = set(load_file(tmp_path / "run" / "weights.safetensors"))
+    assert {"critics.q.0.weight", "actor.log_std", "scaling.reward_scale"} <= names
+
+
+@pytest.mark.parametrize("name", ["bc", "td3bc", "iql", "cql"])
+def test_losses_and_optimizers_compile_without_graph_breaks(
+    tiny_dataset: Dataset, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Traced by torch's compiler, but run without generated kernels, which would take long."""
+    settings = settings_of(name, steps=4, hidden=[8, 8], batch_size=8, **({"clone_steps": 2} if name == "cql" else {}))
+    plain, traced = (make_trainer(name, settings, [tiny_dataset], [Learner(0)], device=CPU)[0] for _ in range(2))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager", fullgraph=True))
+    traced.algorithm.compile()
+    for found, expected in zip(trained(traced), trained(plain), strict=True):
+        for key, values in expected.losses.items():
+            assert found.losses[key] == pytest.approx(values, rel=1e-5)
+    for key, value in weights(plain).items():
+        torch.testing.assert_close(weights(traced)[key], value, rtol=1e-5, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize("name", ["td3bc", "iql", "cql"])
+def test_q_functions_take_and_return_real_units(tiny_dataset: Dataset, name: str) -> None:
+    """The smaller of two networks, evaluated by hand on scaled inputs."""
+    shifted = Dataset(
+        tuple(
+            dataclasses.replace(each, actions=3 * each.actions, observations=5 + 2 * each.observations)
+            for each in tiny_dataset
+        )
+    )
+    settings = {**SMALL, "steps": 3, "states": "standard", "rewards": "return-range"}
+    baseline = train_baseline(shifted, algorithm=name, settings=settings, seeds=[1, 2], device="cpu")
+    states, actions = torch.randn(4, 6, 3) + 5, 3 * torch.rand(4, 6, 2) - 1.5
+    found = baseline.q_function(2)(states, actions)
+    assert found.shape == (4, 6)
+    scaling, tensors = baseline.scaling, baseline.algorithm.groups["critics"].tensors
+    inputs = torch.cat(
+        [
+            (states - scaling.observation_mean[1]) / scaling.observation_std[1],
+            (actions - scaling.action_middle[1]) / scaling.action_range[1],
+        ],
+        dim=-1,
+    )
+    values = []
+    for network in (2, 3):  # those of the second learner
+        x = inputs
+        for layer in range(len([key for key in tensors if key.startswith("q.") and key.endswith("weight")])):
+            x = torch.relu(x) if layer else x
+            x = x @ tensors[f"q.{layer}.weight"][network] + tensors[f"q.{layer}.bias"][network]
+        values.append(x[..., 0])
+    expected = torch.minimum(values[0], values[1]).detach() / float(scaling.reward_scale[1])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert float(scaling.reward_scale[1]) != 1.0
+
+
+def test_behaviour_cloning_has_no_q_function(tiny_dataset: Dataset) -> None:
+    baseline = train_baseline(tiny_dataset, algorithm="bc", settings={**SMALL, "steps": 1}, device="cpu")
+    with pytest.raises(ValueError, match="BC has no Q function; train iql"):
+        baseline.q_function()(torch.zeros(1, 3), torch.zeros(1, 2))
+
+
+def test_the_rate_of_a_cosine_schedule_falls_from_one_to_zero() -> None:
+    factor = cosine(100)
+    assert [float(factor(torch.tensor(float(step)))) for step in (0, 50, 100, 120)] == pytest.approx([1, 0.5, 0, 0])
+
+
+def test_adam_with_decoupled_weight_decay_equals_that_of_torch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(3, 4, generator=generator)
+    group = Group({"a": start[:1], "b": start[1:]}, 1e-2, device=CPU, betas=(0.8, 0.95), weight_decay=0.1)
+    expected = start.clone().requires_grad_()
+    optimizer = torch.optim.AdamW([expected], lr=1e-2, betas=(0.8, 0.95), weight_decay=0.1)
+    for _ in range(5):
+        scale = torch.randn(3, 4, generator=generator)
+        expected.grad = torch.autograd.grad((expected.square() * scale).sum(), expected)[0]
+        optimizer.step()
+        own = torch.cat([group.tensors["a"], group.tensors["b"]])
+        group.minimize((own.square() * scale).sum())
+    torch.testing.assert_close(group.flat.view(3, 4), expected.detach(), rtol=1e-5, atol=1e-7)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tiny_dataset: Dataset) -> None:
+    settings = {**SMALL, "steps": 50, "learning_rate": 1e30}
+    with pytest.raises(ValueError, match=r"the loss \w+ is .* at step \d+: lower learning_rate"):
+        train_baseline(tiny_dataset, algorithm="iql", settings=settings, device="cpu")
+
+
+def test_datasets_of_different_sizes_cannot_share_a_step(tiny_dataset: Dataset, points: Dataset) -> None:
+    with pytest.raises(ValueError, match="must have the same sizes"):
+        make_trainer("bc", settings_of("bc"), [tiny_dataset, points], [Learner(0), Learner(0, 1)], device=CPU)
+
+
+def test_checkpoints_that_do_not_fit_are_refused(tiny_dataset: Dataset, tmp_path: Path) -> None:
+    train_baseline(tiny_dataset, algorithm="bc", settings={**SMALL, "steps": 1}, out=tmp_path / "run", device="cpu")
+    with pytest.raises(ValueError, match="not the description of a trajectory-transformer checkpoint"):
+        TrajectoryModel.load(tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint.json"
+    description = json.loads(path.read_text())
+    description["algorithm"]["settings"]["hidden"] = [8]
+    path.write_text(json.dumps(description))
+    with pytest.raises(ValueError, match="weights and description do not match .*must have shape"):
+        Baseline.load(tmp_path / "run")
