@@ -31,16 +31,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.paper.locomotion_data import TASKS, make_dataset
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineTrainer
 from trajectory_transformer.baselines.data import Learner
 from trajectory_transformer.baselines.dt import TARGETS
 from trajectory_transformer.baselines.mbop import GRID
 from trajectory_transformer.baselines.presets import changed, settings_dict
 from trajectory_transformer.baselines.runs import make_trainer
-from trajectory_transformer.cli import main as tt
-from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.data.episode import Dataset, load_npz
 from trajectory_transformer.data.scores import normalized_score, references_of
-from trajectory_transformer.data.sources import load_dataset
 from trajectory_transformer.evaluate import evaluate
 from trajectory_transformer.files import write_atomically
 from trajectory_transformer.gpu.backends import find_device
@@ -48,8 +48,6 @@ from trajectory_transformer.results import summarize, write_result
 
 MORE_TO_DO = 75  # the exit code of programs that ask to be started again
 SCORE_SEED, CURVE_SEED, TUNING_SEED = 7_000_000, 6_000_000, 5_000_000  # of the episodes
-ENVIRONMENTS = ("hopper", "walker2d", "halfcheetah")
-TASKS = tuple(f"{env}-{kind}" for env in ENVIRONMENTS for kind in ("medium", "medium-replay", "medium-expert"))
 ALGORITHMS = ("bc", "td3bc", "iql", "cql", "brac", "dt", "mbop")
 PLANNERS = ("dt", "mbop")  # need a GPU to act fast
 
@@ -189,7 +187,7 @@ class Cell:
         return Path(self.folder / "checkpoints" / f"{step}" / task)
 
     def _train(self, deadline: float) -> None:
-        datasets = [dataset_of(task, self.options) for task in self.tasks]
+        datasets = [load_npz(make_dataset(task, self.options.datasets, self.options.policies)) for task in self.tasks]
         learners = [Learner(seed, index) for index in range(len(self.tasks)) for seed in self.seeds]
         device = find_device(self.options.device)
         trainer, baseline = make_trainer(
@@ -286,18 +284,6 @@ class Cell:
         )
         shown = summarize("score", by_seed)
         print(f"{task} {self.name}: {shown['score']:.1f} ± {shown['score_stderr']:.1f}", flush=True)
-
-
-def dataset_of(task: str, options: argparse.Namespace) -> Dataset:
-    """The dataset of a task, collected now if it is missing."""
-    path = options.datasets / f"{task}.npz"
-    if not path.exists():
-        if options.policies is None:
-            raise SystemExit(f"{path} does not exist; give --policies to collect it")
-        words = ["collect", "--recipe", task, "--policies", options.policies, "--seed", "0", "--out", path]
-        if tt([str(word) for word in words]):
-            raise SystemExit(2)
-    return load_dataset(path)
 
 
 def write_table(options: argparse.Namespace) -> None:

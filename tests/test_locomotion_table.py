@@ -1,0 +1,164 @@
+"""The script for the locomotion table: its jobs, how they are run and resumed, and what it writes."""
+
+import json
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trajectory_transformer.cli import main as tt
+from trajectory_transformer.data.episode import load_npz
+
+PAPER = Path(__file__).parents[1] / "benchmarks" / "paper"
+TABLE = runpy.run_path(str(PAPER / "table.py"))
+Job, Queue = TABLE["Job"], TABLE["Queue"]
+
+
+def touching(path: Path, *, kind: str = "train", needs: tuple[Path, ...] = (), wait: float = 0.0) -> Any:
+    """A job that makes an empty file."""
+    code = f"import pathlib, time; time.sleep({wait}); pathlib.Path({str(path)!r}).write_text('')"
+    return Job(kind, path, (sys.executable, "-c", code), needs)
+
+
+def queue(tmp_path: Path, limit: float = 60.0) -> Any:
+    return Queue({"train": 1, "play": 1}, tmp_path / "logs", time.monotonic() + limit)
+
+
+def test_jobs_wait_for_their_inputs_and_finished_ones_are_skipped(tmp_path: Path) -> None:
+    first, second, done = (tmp_path / name for name in ("first", "second", "done"))
+    done.write_text("kept")
+    jobs = [touching(second, kind="play", needs=(first,)), touching(first), touching(done)]
+    assert queue(tmp_path).run(jobs)
+    assert second.stat().st_mtime_ns >= first.stat().st_mtime_ns
+    assert done.read_text() == "kept"
+
+
+def test_an_interrupted_job_is_resumed_and_a_failed_one_is_shown(tmp_path: Path) -> None:
+    out, started = tmp_path / "out", tmp_path / "run.json"
+    resume = touching(out).command
+    broken = Job("train", out, (sys.executable, "-c", "raise SystemExit('no such flag')"), (), resume, started)
+    with pytest.raises(SystemExit, match="no such flag"):
+        queue(tmp_path).run([broken])
+    started.write_text("")
+    assert queue(tmp_path).run([broken])
+
+
+def test_the_deadline_stops_what_runs_and_starts_nothing(tmp_path: Path) -> None:
+    slow, later = touching(tmp_path / "slow", wait=60.0), touching(tmp_path / "later")
+    before = time.monotonic()
+    assert not queue(tmp_path, limit=0.5).run([slow, later])
+    assert time.monotonic() - before < 30.0
+    assert not (tmp_path / "slow").exists() and not (tmp_path / "later").exists()
+
+
+def test_a_job_whose_input_nobody_makes_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="needs .*missing, which no job makes"):
+        queue(tmp_path).run([touching(tmp_path / "x", needs=(tmp_path / "missing",))])
+
+
+def plan_of(tmp_path: Path, *words: str) -> Any:
+    required = ["--policies", "p", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    return TABLE["parse"]([*required, *words])
+
+
+def test_all_cells_have_their_jobs_with_one_recipe(tmp_path: Path) -> None:
+    jobs = plan_of(tmp_path, "--parts", "scores", "ablations", "imitation", "--train.steps", "9").jobs()
+    counts = {kind: sum(job.kind == kind for job in jobs) for kind in ("collect", "train", "play")}
+    assert counts == {"collect": 9 + 3, "train": (18 + 3) * 3, "play": (18 + 3 * 5 + 3 * 2) * 3}
+    assert len({job.out for job in jobs}) == len(jobs)
+    settings = set()
+    for job in jobs:
+        if job.kind != "train":
+            continue
+        words = list(job.command)
+        for name in ("--out", "--seed", "--tokens.discretizer"):
+            del words[words.index(name) : words.index(name) + 2]
+        settings.add(tuple(words[5:]))  # without the dataset
+        assert words[-2:] == ["--train.steps", "9"]
+    assert len(settings) == 1, "no flags of single datasets"
+
+
+def test_flags_that_no_command_has_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        plan_of(tmp_path, "--horizon", "3")
+    assert "--horizon: not a flag of this script" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "flags"),
+    [
+        ("authors_search", "walker2d-medium-expert", "--preset walker2d-medium-expert"),
+        ("authors_search", "hopper-medium-expert", "--preset reference"),
+        ("sampled_rewards", "hopper-medium-expert", "--search.reward.top_k null"),
+    ],
+)
+def test_ablations_change_the_search_only(name: str, task: str, flags: str) -> None:
+    assert [str(word) for word in TABLE["ablation_flags"](name, task)] == flags.split()
+
+
+def write_json(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def test_results_hold_means_and_both_errors(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "--tasks", "hopper-medium", "--discretizers", "uniform", "--seeds", "2", "--episodes", "2")
+    low, high = -20.272305, 3234.3  # returns of scores 0 and 100
+    part = {"score": 50.0}
+    facts = {"env": "Hopper-v5", "data": part, "best_policy_noisy": part, "best_policy_noiseless": {"score": 60.0}}
+    write_json(plan.facts("hopper-medium"), facts)
+    for seed, returns in enumerate([[low, high], [high, high]]):
+        write_json(plan.played("hopper-medium", "uniform", seed), {"returns": returns})
+        training = {"seconds": 3.0 + seed, "metrics": {}}
+        write_json(plan.trained("hopper-medium", "uniform", seed), training)
+    TABLE["write_scores"](plan)
+    cell = json.loads((tmp_path / "out" / "hopper-medium_uniform.json").read_text())["metrics"]
+    assert cell["normalized_score"] == pytest.approx(75.0)
+    assert cell["normalized_score_stderr"] == pytest.approx(25.0)  # of 50 and 100
+    assert cell["normalized_score_stderr_episodes"] == pytest.approx(25.0)  # of 0, 100, 100 and 100
+    assert (cell["best_policy_noiseless_score"], cell["data_score"], cell["seconds_train"]) == (60.0, 50.0, 3.5)
+    table = json.loads((tmp_path / "out" / "table.json").read_text())["metrics"]
+    assert table["cells"] == table["cells_uniform"] == 1
+    assert table["hopper-medium_uniform"] == table["average_uniform"] == pytest.approx(75.0)
+    assert table["hopper-medium_uniform_stderr"] == pytest.approx(25.0)
+
+
+def test_imitation_is_given_in_percent_of_the_expert_with_and_without_noise(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "--seeds", "1", "--best", "uniform")
+    facts = {"best_policy_noisy_return": 100.0, "best_policy_noiseless_return": 125.0}
+    write_json(plan.facts("walker2d-expert"), facts)
+    write_json(plan.played("walker2d-expert", "uniform", 0, "median"), {"returns": [100.0, 110.0]})
+    TABLE["write_imitation"](plan)
+    metrics = json.loads((tmp_path / "out" / "imitation.json").read_text())["metrics"]
+    assert metrics["walker2d_median"] == pytest.approx(105.0)
+    assert metrics["walker2d_median_of_noiseless"] == pytest.approx(84.0)
+    assert "walker2d_mode" not in metrics and "hopper_median" not in metrics
+
+
+def test_a_medium_expert_set_made_of_two_equals_the_recipe(tmp_path: Path, policies: Path) -> None:
+    pytest.importorskip("mujoco")
+    data = runpy.run_path(str(PAPER / "locomotion_data.py"))
+    made = load_npz(data["make_dataset"]("hopper-medium-expert", tmp_path / "made", policies, scale=1e-4))
+    recipe = tmp_path / "recipe.yaml"
+    parts = ("hopper-medium-sac sto", "hopper-expert-berkeley sto")
+    lines = "".join(f"  - {{policy: {policy}, steps: 100}}\n" for policy in parts)
+    recipe.write_text(f"env: Hopper-v5\nparts:\n{lines}")
+    words = ["--recipe", recipe, "--policies", policies, "--out", tmp_path / "whole.npz", "--workers", "1"]
+    assert tt(["collect", *map(str, words)]) == 0
+    whole = load_npz(tmp_path / "whole.npz")
+    assert made.metadata == whole.metadata
+    for one, other in zip(made, whole, strict=True):
+        np.testing.assert_array_equal(one.observations, other.observations)
+        np.testing.assert_array_equal(one.actions, other.actions)
+        assert one.terminated == other.terminated
+    # What it is compared with: the best policy is the one with the best episodes in the data.
+    path = data["make_facts"]("hopper-medium-expert", tmp_path / "made", policies, episodes=1, workers=1)
+    facts = json.loads(path.read_text())
+    assert list(facts["policies"]) == list(parts)
+    assert facts["best_policy"] == max(parts, key=facts["policies"].__getitem__)
+    assert facts["best_policy_noisy"]["score_n"] == facts["best_policy_noiseless"]["score_n"] == 1
+    assert facts["best_policy_noisy"]["score"] != facts["best_policy_noiseless"]["score"]
