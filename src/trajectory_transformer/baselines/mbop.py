@@ -59,7 +59,7 @@ class MBOPSettings(Settings):
         require(self.temperature >= 0, "temperature must not be negative", self.temperature)
 
 
-GRID = {"noise_std": (0.1, 0.3), "temperature": (0.3, 1.0, 3.0)}
+GRID = {"noise_std": (0.05, 0.1, 0.2), "temperature": (1.0, 3.0)}
 """Settings for acting to choose from on tuning seeds."""
 
 
