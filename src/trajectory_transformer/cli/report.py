@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from trajectory_transformer.cli.console import console
+from trajectory_transformer.report.locomotion import average, locomotion_figure, method_scores
 from trajectory_transformer.report.tables import has_markers, results_table, write_tables
 
 
@@ -35,5 +36,9 @@ class Report:
                 raise ValueError(f"{document}: no such document")
             write_tables(folder, document)
             console.print(f"wrote tables of results into {document}")
+        pictures = folder.resolve().parent / "docs" / "images"
+        if self.into is None and pictures.is_dir() and any(map(average, method_scores(folder).values())):
+            locomotion_figure(folder).savefig(pictures / "locomotion.png", dpi=150)
+            console.print(f"wrote {pictures / 'locomotion.png'}")
         if not documents:
             console.print(results_table(folder), markup=False)

@@ -9,11 +9,12 @@ from typing import Any
 
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.files import write_atomically
+from trajectory_transformer.report.locomotion import locomotion_table
 from trajectory_transformer.results import two_digits
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 # A marker can select folders and single results: <!-- results race minigrid/v1 -->
-_BLOCK = re.compile(r"(<!-- (results|scores)((?: [\w./=-]+)*) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- (results|scores|locomotion)((?: [\w./=-]+)*) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 # Metrics that the tables show, in this order, with their labels.
 SHOWN = {
@@ -114,6 +115,8 @@ def write_tables(folder: str | Path, document: str | Path) -> None:
         for part in (each for pair in parts for each in pair.split("=")):
             if not _files(folder, part):
                 raise ValueError(f"{document}: a marker names the results {part}, but {folder / part} has none")
+        if found[2] == "locomotion":
+            return f"{found[1]}{locomotion_table(folder)}\n{found[4]}"
         write = results_table if found[2] == "results" else scores_table
         return f"{found[1]}{write(folder, parts=parts, seen_from=document.parent)}\n{found[4]}"
 

@@ -1,0 +1,126 @@
+"""The locomotion table and its bar chart: our scores beside the data, the baselines and the paper's numbers."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from trajectory_transformer.results import two_digits
+
+TASKS = tuple(
+    f"{env}-{kind}"
+    for env in ("halfcheetah", "hopper", "walker2d")
+    for kind in ("medium-expert", "medium", "medium-replay")
+)
+OURS = {"TT uniform": "uniform", "TT quantile": "quantile"}
+BASELINES = {
+    "BC": "bc",
+    "TD3+BC": "td3bc",
+    "IQL": "iql",
+    "CQL": "cql",
+    "BRAC": "brac",
+    "DT": "dt",
+    "MBOP": "mbop",
+}
+# Of the paper's table 1, for the D4RL datasets (v2), which are other data than ours.
+PAPER = {
+    "uniform": dict(zip(TASKS, (40.8, 44.0, 44.1, 106.0, 67.4, 99.4, 91.0, 81.3, 79.4), strict=True)),
+    "quantile": dict(zip(TASKS, (95.0, 46.9, 41.9, 110.0, 61.1, 91.5, 101.9, 79.0, 82.6), strict=True)),
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean with its standard error over training seeds; references have none."""
+
+    mean: float
+    stderr: float | None = None
+
+    def __str__(self) -> str:
+        """As the tables show it."""
+        return f"{self.mean:.1f}" + ("" if self.stderr is None else f" ± {two_digits(self.stderr)}")
+
+
+def method_scores(results: str | Path) -> dict[str, dict[str, Score]]:
+    """Scores by method and task, from `locomotion` and `baselines` in a folder of results; others are left out."""
+    folder = Path(results)
+    found: dict[str, dict[str, Score]] = {}
+    for label, suffix in {**OURS, **BASELINES}.items():
+        group = "locomotion" if label in OURS else "baselines"
+        scores = {}
+        for task in TASKS:
+            metrics = _metrics(folder / group / f"{task}_{suffix}.json")
+            if metrics is not None:
+                scores[task] = Score(metrics["normalized_score"], metrics["normalized_score_stderr"])
+        if scores:
+            found[label] = scores
+    return found
+
+
+def reference_scores(results: str | Path) -> dict[str, dict[str, Score]]:
+    """What scores are compared with, by name and task: the data, and the best policy in it."""
+    names = {
+        "data": "data_score",
+        "best policy": "best_policy_noisy_score",
+        "best policy, no noise": "best_policy_noiseless_score",
+    }
+    found: dict[str, dict[str, Score]] = {label: {} for label in names}
+    for task in TASKS:
+        for suffix in OURS.values():
+            metrics = _metrics(Path(results) / "locomotion" / f"{task}_{suffix}.json")
+            for label, name in names.items():
+                if metrics is not None:
+                    found[label][task] = Score(metrics[name])
+    return {label: scores for label, scores in found.items() if scores}
+
+
+def average(scores: Mapping[str, Score]) -> Score | None:
+    """Mean over all nine tasks; None if some are missing. Errors of independent trainings add up in squares."""
+    if set(scores) != set(TASKS):
+        return None
+    errors = [score.stderr for score in scores.values() if score.stderr is not None]
+    stderr = sum(error**2 for error in errors) ** 0.5 / len(TASKS) if errors else None
+    return Score(sum(score.mean for score in scores.values()) / len(TASKS), stderr)
+
+
+def locomotion_table(results: str | Path) -> str:
+    """One row per task: references, ours, the baselines, and the paper's numbers for its own data."""
+    paper = {f"paper, {suffix}": {task: Score(value) for task, value in PAPER[suffix].items()} for suffix in PAPER}
+    methods = method_scores(results)
+    if not methods:
+        return f"No results in {Path(results).name}/locomotion or {Path(results).name}/baselines yet."
+    columns = {**reference_scores(results), **methods, **paper}
+    rows = [["task", *columns], ["---", *["--:"] * len(columns)]]
+    for task in TASKS:
+        if any(task in scores for scores in methods.values()):
+            rows.append([task, *(str(scores.get(task, "-")) for scores in columns.values())])
+    rows.append(["average", *(str(average(scores) or "-") for scores in columns.values())])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def locomotion_figure(results: str | Path) -> Figure:
+    """Average score of every method that has all nine tasks, as bars with standard errors."""
+    means = {label: average(scores) for label, scores in method_scores(results).items()}
+    shown = sorted(((label, mean) for label, mean in means.items() if mean is not None), key=lambda pair: pair[1].mean)
+    if not shown:
+        raise ValueError(f"{results}: no method has results for all nine tasks")
+    figure = Figure(figsize=(7.0, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    labels = [label for label, _ in shown]
+    errors = [mean.stderr or 0.0 for _, mean in shown]
+    colors = ["tab:blue" if label in OURS else "lightgray" for label in labels]
+    bars = axes.bar(labels, [mean.mean for _, mean in shown], yerr=errors, color=colors, capsize=3)
+    axes.bar_label(bars, fmt="%.0f", padding=3)
+    axes.set_ylabel("average normalised score")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _metrics(path: Path) -> dict[str, float] | None:
+    """Metrics of a result file; None if there is no such file."""
+    if not path.is_file():
+        return None
+    metrics: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))["metrics"]
+    return metrics
