@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from trajectory_transformer.cli.console import claim, console
-from trajectory_transformer.cli.data import load_dataset
+from trajectory_transformer.cli.data import DataFlags, load_dataset
 from trajectory_transformer.config import PRESETS, require
 from trajectory_transformer.data.episode import Metadata
 from trajectory_transformer.model.authors import gpt_from_authors, read_state, sizes_of
@@ -14,7 +14,7 @@ from trajectory_transformer.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Import:
+class Import(DataFlags):
     """Convert a state_*.pt file of the authors' code to a run folder that can plan."""
 
     positional: ClassVar[dict[str, str]] = {"state": "state_*.pt file to read."}
@@ -37,7 +37,7 @@ class Import:
         require(self.heads >= 1, "--heads must be at least 1", self.heads)
         claim(self.out)
         state = read_state(Path(self.state))
-        dataset = load_dataset(self.dataset)
+        dataset = load_dataset(self.dataset, self.reading)
         try:
             _, num_bins, _ = sizes_of(state, self.heads)
             tokens = replace(PRESETS["reference"].tokens, num_bins=num_bins)

@@ -113,7 +113,10 @@ def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Co
     for field, text in command.positional.items():
         parser.add_argument(field, type=str | None, nargs="?", help=text)
     parser.add_class_arguments(command, None, skip=set(command.positional))
+    own = set(command.__annotations__)
     for group in parser._action_groups:
+        # What a command shares with others comes after what is its own.
+        group._group_actions.sort(key=lambda action: action.dest.partition(".")[0] not in own)
         if group.title == (command.__doc__ or "").rstrip("."):
             group.title = "flags"  # the description says the rest
     presets = {str(known): preset for known, preset in PRESETS.items()}

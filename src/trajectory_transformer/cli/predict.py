@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from trajectory_transformer.cli.console import claim, console
-from trajectory_transformer.cli.data import load_dataset
+from trajectory_transformer.cli.data import DataFlags, load_dataset
 from trajectory_transformer.config import require
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
@@ -16,7 +16,7 @@ from trajectory_transformer.search.predict import predict, recorded
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict:
+class Predict(DataFlags):
     """Sample futures of a recorded episode and plot them against what was recorded."""
 
     positional: ClassVar[dict[str, str]] = {"run": "Run folder that `tt train` wrote."}
@@ -53,7 +53,7 @@ class Predict:
         if self.run is None:
             raise ValueError("name the run folder to predict with, for example: runs/train")
         model = TrajectoryModel.load(self.run, find_device(self.device))
-        dataset = load_dataset(self.dataset)
+        dataset = load_dataset(self.dataset, self.reading)
         require(0 <= self.episode < len(dataset), f"--episode must lie in [0, {len(dataset)})", self.episode)
         have = (dataset.observation_dim, dataset.action_dim)
         wanted = (model.layout.observation_dim, model.layout.action_dim)
@@ -82,11 +82,14 @@ class Predict:
         ended = np.isnan(prediction.observations).any(axis=(1, 2)).mean()
         spread = np.concatenate([episode.observations for episode in dataset]).std(axis=0) + 1e-8
         error = np.abs(np.nanmedian(prediction.observations, axis=0) - truth) / spread  # [H, O]
+        names = [dimension.name for dimension in dataset.observation_dimensions]
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        prediction_figure(prediction, episode, start=self.start, dims=dims).savefig(self.out, dpi=150)
+        prediction_figure(prediction, episode, start=self.start, dims=dims, names=names).savefig(self.out, dpi=150)
         console.print(
             f"median prediction of episode {self.episode} from step {self.start}: error of {error[0].mean():.3g} "
             f"standard deviations of the data after 1 step, {error[-1].mean():.3g} after {horizon}"
         )
+        for dim in dims:
+            console.print(f"  {names[dim]}: {error[0, dim]:.3g} and {error[-1, dim]:.3g}", markup=False)
         console.print(f"futures that predict the end of the episode: {100 * ended:.0f} %")
         console.print(f"wrote {self.out}")

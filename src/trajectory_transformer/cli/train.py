@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from trajectory_transformer.cli.console import console, progress_bar
-from trajectory_transformer.cli.data import SOURCES
+from trajectory_transformer.cli.data import SOURCES, DataFlags
 from trajectory_transformer.cli.parser import changed_flags, command_line
 from trajectory_transformer.config import ModelConfig, PresetName, TokenConfig, TrainConfig
 from trajectory_transformer.data.sources import load_dataset
@@ -27,13 +27,13 @@ class Stopped(KeyboardInterrupt):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
+class Train(DataFlags):
     """Train a model on a dataset, or resume a run that was stopped."""
 
     positional: ClassVar[dict[str, str]] = {"dataset": SOURCES}
 
     dataset: str | None = None
-    """A file (.npz, .hdf5, .parquet, .csv), a Minari id, or a benchmark task such as hopper-medium."""
+    """Dataset to train on."""
     out: Path = Path("runs/train")
     """Run folder to write; must not exist."""
     resume: Path | None = None
@@ -88,7 +88,7 @@ class Train:
             return run
         dataset = None
         if self.shards is None and self.dataset is not None:
-            dataset = load_dataset(self.dataset)
+            dataset = load_dataset(self.dataset, self.reading)
             advice = discount_advice(dataset, self.tokens)
             if advice is not None:
                 console.print(f"note: {advice}")
@@ -96,6 +96,7 @@ class Train:
             console.print(f"writing the tokens of {self.dataset} to {self.shards}")
         settings = RunSettings(
             dataset=self.dataset,
+            columns=self.reading,
             shards=None if self.shards is None else str(self.shards),
             tokens=self.tokens,
             model=self.model,

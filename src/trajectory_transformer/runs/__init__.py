@@ -218,7 +218,7 @@ def resume_run(
         given = settings.dataset if dataset is None else dataset
         if given is None:
             raise ValueError(f"{folder} was trained on episodes in memory: pass them again to resume")
-        found = identity(given if isinstance(given, Dataset) else str(given))
+        found = identity(given if isinstance(given, Dataset) else str(given), settings.columns)
         exists = isinstance(given, Dataset) or Path(given).exists()
         if settings.source is not None and exists and found != settings.source:
             raise ValueError(
@@ -248,12 +248,12 @@ def _make_trainer(
         if dataset is None:
             if settings.dataset is None:
                 raise ValueError("name the dataset to train on, for example: data/collected.npz")
-            dataset = load_dataset(settings.dataset)
+            dataset = load_dataset(settings.dataset, settings.columns)
         model = TrajectoryModel.create(dataset, settings.tokens, settings.model, seed=settings.seed)
         data = tokenize(dataset, model.tokenizer).to(device)
     else:
         given = dataset if dataset is not None else settings.dataset
-        shards = open_or_build_shards(Path(settings.shards), given, settings.tokens, source)
+        shards = open_or_build_shards(Path(settings.shards), given, settings.tokens, source, settings.columns)
         model = TrajectoryModel.build(shards.tokenizer, settings.model, shards.metadata, seed=settings.seed)
         data = shards.data  # stays memory-mapped on the host; batches are sent to the device
     model.gpt.to(device)
@@ -277,7 +277,7 @@ def _described(settings: RunSettings, trainer: Trainer, dataset: Dataset | None)
         shards = str(Path(settings.shards).resolve())
         source = open_shards(shards).source
     elif settings.dataset is not None:
-        source = identity(settings.dataset)
+        source = identity(settings.dataset, settings.columns)
     elif dataset is not None:
         source = identity(dataset)
     return replace(settings, dataset=name, shards=shards, source=source, tokens=trainer.model.tokenizer.config)
