@@ -29,6 +29,11 @@ class Collect:
     """Run policies in an environment and write their episodes as a dataset."""
 
     positional: ClassVar[dict[str, str]] = {}
+    required: ClassVar[tuple[str, ...]] = ()
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt collect --env Pendulum-v1 --policy random --episodes 100 --out swing.npz",
+        "tt collect --env Pendulum-v1 --policy my_module:swing_up --episodes 100 --out swing.npz",
+    )
 
     out: str | None = None
     """Dataset to write: a file (.npz, .hdf5, .parquet, .csv) or a Minari id; must not exist. null: data/collected.npz,

@@ -63,6 +63,11 @@ class Show(DataFlags):
     """Describe a dataset: episodes, returns, every dimension, and its tokens."""
 
     positional: ClassVar[dict[str, str]] = {"dataset": SOURCES}
+    required: ClassVar[tuple[str, ...]] = ("dataset",)
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt data show hopper_medium-v2.hdf5 --plot hopper.png",
+        "tt data show log.csv --columns.episode run --columns.observations '[speed]' --columns.actions '[torque]'",
+    )
 
     dataset: str | None = None
     """Dataset to read."""
@@ -140,6 +145,11 @@ class Convert(DataFlags):
     """Convert a dataset to another format: Minari, .npz, .hdf5, .parquet or .csv."""
 
     positional: ClassVar[dict[str, str]] = {"dataset": SOURCES}
+    required: ClassVar[tuple[str, ...]] = ("dataset", "out")
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt data convert log.csv --out log.npz",
+        "tt data convert log.csv --mapping columns.yaml --missing drop_episode --out mine/machine-v0",
+    )
 
     dataset: str | None = None
     """Dataset to read."""

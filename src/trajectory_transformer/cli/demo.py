@@ -67,6 +67,11 @@ class Demo:
     """Collect demonstrations, train a model, and plan to goals; four rooms take a few minutes."""
 
     positional: ClassVar[dict[str, str]] = {}
+    required: ClassVar[tuple[str, ...]] = ()
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt demo                                 # four rooms, a few minutes on a CPU",
+        "tt demo --task minigrid --out runs/maps  # needs a GPU",
+    )
 
     task: TaskName = "four-rooms"
     """four-rooms, or minigrid: rooms with a new map in every episode (needs the minigrid extra and a GPU)."""

@@ -26,6 +26,11 @@ class Evaluate:
     """Play episodes with a trained model and report return, success rate and normalised score."""
 
     positional: ClassVar[dict[str, str]] = {"run": "Run folder that `tt train` wrote."}
+    required: ClassVar[tuple[str, ...]] = ("run",)
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt evaluate runs/demo --episodes 20",
+        "tt evaluate runs/hopper --plan return --search.beam_width 32 --video gait.gif --out hopper.json",
+    )
 
     run: str | None = None
     """Run folder that `tt train` wrote."""

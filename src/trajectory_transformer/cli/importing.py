@@ -18,6 +18,11 @@ class Import(DataFlags):
     """Convert a state_*.pt file of the authors' code to a run folder that can plan."""
 
     positional: ClassVar[dict[str, str]] = {"state": "state_*.pt file to read."}
+    required: ClassVar[tuple[str, ...]] = ("state", "dataset")
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt import state_49.pt --dataset hopper_medium-v2.hdf5 --out runs/authors",
+        "tt import state_49.pt --dataset hopper-medium --heads 4",
+    )
 
     state: str | None = None
     """state_*.pt file to read."""

@@ -20,6 +20,11 @@ class Predict(DataFlags):
     """Sample futures of a recorded episode and plot them against what was recorded."""
 
     positional: ClassVar[dict[str, str]] = {"run": "Run folder that `tt train` wrote."}
+    required: ClassVar[tuple[str, ...]] = ("run", "dataset")
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt predict runs/demo --dataset runs/demo-demonstrations.npz",
+        "tt predict runs/log --dataset log.csv --episode 3 --horizon 20 --out third.png",
+    )
 
     run: str | None = None
     """Run folder that `tt train` wrote."""

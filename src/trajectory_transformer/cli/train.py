@@ -31,6 +31,11 @@ class Train(DataFlags):
     """Train a model on a dataset, or resume a run that was stopped."""
 
     positional: ClassVar[dict[str, str]] = {"dataset": SOURCES}
+    required: ClassVar[tuple[str, ...]] = ()
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt train log.csv --columns.observations '[speed, angle]' --columns.actions '[torque]' --out runs/log",
+        "tt train --resume runs/log",
+    )
 
     dataset: str | None = None
     """Dataset to train on."""
