@@ -91,8 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         print(f"tt {name}: error: {text}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"tt {name}: stopped", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"tt {name}: {str(stop) or 'stopped'}", file=sys.stderr)
         return 130
     return 0
 

@@ -43,7 +43,7 @@ class Collect:
     policies: Path | None = None
     """Folder in which actor files are searched too."""
     env: str = FOUR_ROOMS_ID
-    """Gymnasium id of the environment."""
+    """Gymnasium id of the environment, or module:Id-v0 for one that a module registers, also in this folder."""
     env_options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor."""
     policy: str | list[str] = "demonstrator"
@@ -62,7 +62,9 @@ class Collect:
     seed: int = 0
     """Seed of all random numbers: episode i of a policy is a function of seed, policy and i."""
     result: Path | None = None
-    """Also write returns and speed as a result file."""
+    """Also write returns and speed as a result file; must not exist."""
+    overwrite: bool = False
+    """Replace what exists there."""
 
     def execute(self) -> Dataset:
         """Collect and write."""
@@ -72,7 +74,7 @@ class Collect:
         require(self.seed >= 0, "--seed must not be negative", self.seed)
         plan = self._plan()
         out = self.out or ("data/collected.npz" if self.recipe is None else f"tt/{plan.name}-v0")
-        claim_dataset(out)
+        claim_dataset(out, self.result, overwrite=self.overwrite)
         started = time.perf_counter()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         few = plan.parts[0].episodes is not None and sum(part.episodes or 0 for part in plan.parts) <= 64
@@ -127,7 +129,7 @@ class Collect:
         write_result(
             self.result,
             name=f"collect {plan.name}",
-            command=command_line("collect", self, leave_out=("workers", "result"), out=out),
+            command=command_line("collect", self, leave_out=("workers", "result", "overwrite"), out=out),
             device=torch.device("cpu"),
             seeds=[self.seed],
             seconds=seconds,

@@ -16,6 +16,7 @@ from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.data.sources import Columns, is_minari_id, save_dataset
 from trajectory_transformer.data.sources.columns import ColumnNames, Missing, read_columns
+from trajectory_transformer.data.sources.minari import delete_minari, is_local
 from trajectory_transformer.report.dataset import (
     DimensionSummary,
     dataset_figure,
@@ -72,11 +73,14 @@ class Show(DataFlags):
     dataset: str | None = None
     """Dataset to read."""
     plot: Path | None = None
-    """Also write histograms of returns, lengths and dimensions to this picture."""
+    """Also write histograms of returns, lengths and dimensions to this picture; must not exist."""
+    overwrite: bool = False
+    """Replace what exists there."""
     tokens: TokenConfig = field(default_factory=TokenConfig)
 
     def execute(self) -> None:
         """Print."""
+        claim(self.plot, overwrite=self.overwrite)
         dataset = load_dataset(self.dataset, self.reading)
         lengths = np.array([len(episode) for episode in dataset])
         ended = np.mean([episode.terminated for episode in dataset])
@@ -154,19 +158,29 @@ class Convert(DataFlags):
     dataset: str | None = None
     """Dataset to read."""
     out: str | None = None
-    """Dataset to write: a file (.npz, .hdf5, .parquet, .csv) or a Minari id such as hopper/mine-v0."""
+    """Dataset to write: a file (.npz, .hdf5, .parquet, .csv) or a Minari id such as hopper/mine-v0; must not exist."""
+    overwrite: bool = False
+    """Replace what exists there."""
 
     def execute(self) -> None:
         """Read and write."""
         if self.out is None:
             raise ValueError("name the dataset to write with --out: a file such as data/x.parquet, or a Minari id")
-        claim_dataset(self.out)
+        claim_dataset(self.out, overwrite=self.overwrite)
         dataset = load_dataset(self.dataset, self.reading)
         save_dataset(dataset, self.out)
         console.print(f"wrote {self.out}: {len(dataset)} episodes, {dataset.num_steps} steps")
 
 
-def claim_dataset(out: str) -> None:
-    """Refuse to overwrite a dataset; Minari checks its own ids."""
+def claim_dataset(out: str, *paths: Path | None, overwrite: bool = False) -> None:
+    """Refuse to overwrite a dataset, before any work starts; `paths` are other files to write."""
     if not is_minari_id(out) or Path(out).suffix:
-        claim(Path(out))
+        claim(Path(out), *paths, overwrite=overwrite)
+        return
+    claim(*paths, overwrite=overwrite)
+    if is_local(out):
+        if not overwrite:
+            raise ValueError(
+                f"the Minari dataset {out} exists already; choose another id, or replace it with --overwrite true"
+            )
+        delete_minari(out)

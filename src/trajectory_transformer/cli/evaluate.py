@@ -16,7 +16,7 @@ from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import PlanKind, Planner, PlanTrace
 from trajectory_transformer.report.traces import save_traces
-from trajectory_transformer.report.video import record_video, video_writer
+from trajectory_transformer.report.video import check_video, record_video
 from trajectory_transformer.results import write_result
 from trajectory_transformer.runs import TRAINING
 
@@ -35,7 +35,7 @@ class Evaluate:
     run: str | None = None
     """Run folder that `tt train` wrote."""
     env: str | None = None
-    """Gymnasium id; null: the environment that the dataset came from."""
+    """Gymnasium id, or module:Id-v0 for one that a module registers, also in this folder; null: that of the dataset."""
     env_options: dict[str, Any] | None = None
     """Arguments of the environment's constructor; null: those of the dataset, in its own environment."""
     plan: PlanKind | None = None
@@ -52,10 +52,13 @@ class Evaluate:
     """Episode i is reset with seed + i. The default is far from the seeds that data is collected with."""
     out: Path | None = None
     """Result file to write; must not exist. null: evaluation.json in the run folder."""
+    overwrite: bool = False
+    """Replace what exists there."""
     trace: Path | None = None
     """Also store every plan (prompts, kept candidates, predicted states) in this .npz file."""
     video: Path | None = None
-    """Also record one more episode with the first seed: a .gif, or .mp4 with the video extra."""
+    """Also play the longest episode again and record it, as a video of at least 3 seconds: a .gif, or .mp4 with the
+    video extra."""
     preset: PresetName = "default"
     """Defaults of the search settings; flags override them."""
     device: str = "auto"
@@ -82,10 +85,9 @@ class Evaluate:
         out = self.out or Path(self.run) / "evaluation.json"
         played = out.with_suffix(".npz")
         if self.video is not None:
-            video_writer(self.video)  # a missing package is reported before anything is played
+            check_video(self.video, env_id, options)  # before anything is played
         written = [path for path in (out, played, self.trace, self.video) if path is not None]
-        for path in written:
-            claim(path)
+        claim(*written, overwrite=self.overwrite)
         with _counting(self.episodes) as count:
             found = evaluate(
                 planner,
@@ -104,7 +106,7 @@ class Evaluate:
             command=command_line(
                 "evaluate",
                 self,
-                leave_out=("out", "trace", "video", "preset", "device", "num_envs"),
+                leave_out=("out", "trace", "video", "preset", "device", "num_envs", "overwrite"),
                 env=env_id,
                 env_options=options if options or self.env_options is not None else None,
                 plan=planner.kind,
@@ -122,7 +124,18 @@ class Evaluate:
         if self.trace is not None:
             save_traces(self.trace, traces, model.tokenizer)
         if self.video is not None:
-            record_video(self.video, env_id, planner.policy(), seed=self.seed, env_options=options)
+            lengths = [len(episode) for episode in found.episodes]
+            longest = lengths.index(max(lengths))
+            with progress_bar() as bar:
+                task = bar.add_task(f"recording episode {longest}, the longest", total=max(lengths) + 1)
+                record_video(
+                    self.video,
+                    env_id,
+                    planner.policy(),
+                    seed=self.seed + longest,
+                    env_options=options,
+                    on_frame=lambda: bar.advance(task),
+                )
         title = f"{env_id}, planning for {planner.kind}, {self.episodes} episodes in {found.seconds:.0f} s"
         console.print(metrics_table(title, found.metrics))
         console.print(f"wrote {', '.join(map(str, written))}")

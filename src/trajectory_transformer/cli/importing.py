@@ -30,6 +30,8 @@ class Import(DataFlags):
     """Dataset that the model was trained on; the file holds no discretizer, so it is fitted again."""
     out: Path = Path("runs/import")
     """Run folder to write; must not exist."""
+    overwrite: bool = False
+    """Replace what exists there."""
     heads: int = 4
     """Attention heads per block, the one size that cannot be read from the file."""
 
@@ -40,7 +42,7 @@ class Import(DataFlags):
         if self.dataset is None:
             raise ValueError("name the dataset the model was trained on with --dataset: its discretizer is not stored")
         require(self.heads >= 1, "--heads must be at least 1", self.heads)
-        claim(self.out)
+        claim(self.out, overwrite=self.overwrite)
         state = read_state(Path(self.state))
         dataset = load_dataset(self.dataset, self.reading)
         try:

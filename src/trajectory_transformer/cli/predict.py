@@ -50,6 +50,8 @@ class Predict(DataFlags):
     """Seed of the samples."""
     out: Path = Path("prediction.png")
     """Picture to write; must not exist."""
+    overwrite: bool = False
+    """Replace what exists there."""
     device: str = "auto"
     """auto, cpu or cuda."""
 
@@ -57,6 +59,7 @@ class Predict(DataFlags):
         """Predict, print the error and write the picture."""
         if self.run is None:
             raise ValueError("name the run folder to predict with, for example: runs/train")
+        claim(self.out, overwrite=self.overwrite)
         model = TrajectoryModel.load(self.run, find_device(self.device))
         dataset = load_dataset(self.dataset, self.reading)
         require(0 <= self.episode < len(dataset), f"--episode must lie in [0, {len(dataset)})", self.episode)
@@ -70,7 +73,6 @@ class Predict(DataFlags):
         require(self.seed >= 0, "--seed must not be negative", self.seed)
         episode = dataset.episodes[self.episode]
         require(0 <= self.start < len(episode), f"--start must lie in [0, {len(episode)})", self.start)
-        claim(self.out)
         horizon = min(self.horizon, len(episode) - self.start)
         prediction = predict(
             model,

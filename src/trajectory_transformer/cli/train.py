@@ -1,5 +1,6 @@
 """`tt train`: train a model on a dataset, or resume a run that was stopped."""
 
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from trajectory_transformer.cli.console import console, progress_bar
+from trajectory_transformer.cli.console import claim, console, progress_bar
 from trajectory_transformer.cli.data import SOURCES, DataFlags
 from trajectory_transformer.cli.parser import changed_flags, command_line
 from trajectory_transformer.config import ModelConfig, PresetName, TokenConfig, TrainConfig
@@ -41,6 +42,8 @@ class Train(DataFlags):
     """Dataset to train on."""
     out: Path = Path("runs/train")
     """Run folder to write; must not exist."""
+    overwrite: bool = False
+    """Replace what exists there."""
     resume: Path | None = None
     """Resume the run in this folder with the settings it was started with; a dataset given with it is the same data in
     another place."""
@@ -64,6 +67,8 @@ class Train(DataFlags):
         """Train to the end; returns the run folder."""
         if self.tensorboard:
             summary_writer()  # a missing package is reported before anything is written
+        if self.resume is None and "RANK" not in os.environ:  # one of several processes makes the folder
+            claim(self.out, overwrite=self.overwrite)
         with joined_world(find_device(self.device)) as (world, device):
             console.quiet = not world.leads
             with world.first_alone(device):
@@ -108,7 +113,7 @@ class Train(DataFlags):
             train=self.train,
             seed=self.seed,
             checkpoint_every=self.checkpoint_every,
-            command=command_line("train", self, leave_out=("preset", "device", "tensorboard")),
+            command=command_line("train", self, leave_out=("preset", "device", "tensorboard", "overwrite")),
         )
         return start_run(settings, self.out, device, world=world, dataset=dataset)
 
@@ -124,10 +129,11 @@ def _advance(run: Run) -> None:
                 speed = f"{metrics.tokens_per_second / 1000:.3g}k tokens/s"
                 bar.update(task, loss=f"loss {metrics.loss:.3f}", speed=speed)
     if not run.finished:
-        console.print(
+        if not trainer.world.leads:
+            raise SystemExit(130)
+        raise Stopped(
             f"stopped at step {trainer.step} of {trainer.total_steps}; resume with: tt train --resume {run.folder}"
         )
-        raise Stopped if trainer.world.leads else SystemExit(130)
     console.print(f"trained to step {trainer.step} in {time.perf_counter() - started:.0f} s")
     if run.has_diverged and run.best is not None and run.last is not None:
         console.print(

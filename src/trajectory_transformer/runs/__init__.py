@@ -188,7 +188,7 @@ def start_run(
     require(settings.checkpoint_every >= 1, "checkpoint_every must be at least 1", settings.checkpoint_every)
     world = world or World()
     if folder is not None and folder.exists() and world.leads:
-        raise ValueError(f"{folder} exists already; choose another folder with --out or remove it")
+        raise ValueError(f"{folder} exists already; choose another folder, or remove it")
     trainer = _make_trainer(settings, device, world, dataset)
     if folder is not None and world.leads:
         settings = _described(settings, trainer, dataset)
@@ -218,12 +218,18 @@ def resume_run(
         given = settings.dataset if dataset is None else dataset
         if given is None:
             raise ValueError(f"{folder} was trained on episodes in memory: pass them again to resume")
+        if not isinstance(given, Dataset) and Path(given).is_absolute() and not Path(given).exists():
+            raise ValueError(
+                f"{folder} was started on {given}, which no longer exists; if the data was moved, name its new place: "
+                f"tt train DATASET --resume {folder}"
+            )
         found = identity(given if isinstance(given, Dataset) else str(given), settings.columns)
         exists = isinstance(given, Dataset) or Path(given).exists()
         if settings.source is not None and exists and found != settings.source:
             raise ValueError(
                 f"{folder} was started on a different dataset (expected {settings.source}, got {found}); "
-                f"resuming needs the same data{'' if isinstance(given, Dataset) else f', has {given} changed?'}"
+                f"resuming needs the same data{'' if isinstance(given, Dataset) else f', has {given} changed?'} Name "
+                f"another place with: tt train DATASET --resume {folder}"
             )
         if not isinstance(given, Dataset):
             settings = replace(settings, dataset=str(given))

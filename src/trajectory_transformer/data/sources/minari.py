@@ -52,6 +52,11 @@ def is_local(dataset_id: str) -> bool:
     return True
 
 
+def delete_minari(dataset_id: str) -> None:
+    """Delete a local dataset."""
+    _minari().delete_dataset(dataset_id)
+
+
 def load_minari(dataset_id: str) -> Dataset:
     """Read a Minari dataset; download it first if it is not stored locally."""
     minari = _minari()
