@@ -55,9 +55,7 @@ def make_envs(env_id: str, num_envs: int, options: Mapping[str, Any] | None = No
     except Exception as error:  # an environment may refuse its arguments with any exception
         if isinstance(error, ImportError) and ":" not in env_id:
             raise  # a missing package is named with its cure
-        given = f" with env_options {dict(options)}" if options else ""
-        reason = str(error) or type(error).__name__
-        raise ValueError(f"environment {env_id!r} cannot be made{given}: {reason}") from error
+        raise ValueError(f"environment {env_id!r} cannot be made: {str(error) or type(error).__name__}") from error
 
 
 def space_dims(envs: VectorEnv[Any, Any, Any]) -> tuple[int, int, int]:

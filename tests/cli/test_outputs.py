@@ -184,7 +184,7 @@ def test_own_environments_are_found_in_the_working_folder(tt: Run, refused: Refu
 def test_environments_may_refuse_their_options(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "picky.py").write_text(ENVIRONMENT.replace("MODES", "[]").replace("NAME", "Picky"))
     words = ["collect", "--env", "picky:Picky-v0", "--policy", "random", "--env_options", '{"size": 9}']
-    refused(r"'picky:Picky-v0' cannot be made with env_options \{'size': 9\}: size must be at most 3", *words)
+    refused(r"'picky:Picky-v0' cannot be made: size must be at most 3", *words)
 
 
 @pytest.mark.parametrize(

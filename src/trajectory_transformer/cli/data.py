@@ -23,6 +23,8 @@ from trajectory_transformer.report.dataset import (
     discount_advice,
     summarize_dimensions,
 )
+from trajectory_transformer.tokens.checks import dataset_warnings
+from trajectory_transformer.tokens.tokenizer import Tokenizer
 
 SOURCES = (
     "A file (.npz, .hdf5, .parquet, .csv), the folder of a LeRobot dataset, a Minari id, or a benchmark task such as "
@@ -102,6 +104,8 @@ class Show(DataFlags):
         for key, value in dataset.metadata.items():
             console.print(f"  {key}: {value}", markup=False)
         tokens = replace(self.tokens, rewards=self.tokens.rewards and dataset.has_rewards)
+        for sentence in dataset_warnings(dataset, Tokenizer.fit(dataset, tokens)):
+            console.print(f"  note: {sentence}", markup=False)
         rows = tuple(summarize_dimensions(dataset, tokens))
         console.print(_table(rows, tokens))
         for dimension in (*dataset.observation_dimensions, *dataset.action_dimensions):

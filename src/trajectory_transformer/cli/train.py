@@ -16,11 +16,15 @@ from trajectory_transformer.data.sources import load_dataset
 from trajectory_transformer.gpu.backends import find_device, joined_world
 from trajectory_transformer.report.dataset import discount_advice
 from trajectory_transformer.runs import Run, resume_run, start_run
+from trajectory_transformer.runs.memory import GIB, training_bytes
 from trajectory_transformer.runs.metrics import TensorBoard, summary_writer
 from trajectory_transformer.runs.settings import RunSettings
 from trajectory_transformer.training.parallel import World
+from trajectory_transformer.training.train import Trainer
 
 TENSORBOARD = "tensorboard"
+WARM_UP_SECONDS = 5.0  # of training before its time is estimated
+LONG_SECONDS = 300.0  # of training that are worth a line
 
 
 class Stopped(KeyboardInterrupt):
@@ -83,7 +87,16 @@ class Train(DataFlags):
                 f"training {parameters:,} parameters on {trainer.data.num_windows:,} windows of "
                 f"{trainer.model.gpt.config.window} transitions for {trainer.total_steps:,} steps ({place})"
             )
-            _advance(run)
+            if device.type == "cpu":
+                needed = training_bytes(trainer.model.gpt, trainer.config) / GIB
+                console.print(f"this needs about {needed:.2g} GiB of memory")
+            try:
+                _advance(run)
+            except torch.OutOfMemoryError as error:
+                raise ValueError(
+                    f"the GPU has too little memory ({str(error).splitlines()[0]}); lower --train.batch_size, "
+                    "--model.window or --model.width"
+                ) from error
             console.print(f"wrote {run.folder}")
         return run.folder
 
@@ -118,13 +131,31 @@ class Train(DataFlags):
         return start_run(settings, self.out, device, world=world, dataset=dataset)
 
 
+def _tell_time(seconds: float, trainer: Trainer) -> None:
+    """Say how long the remaining steps will take, if that is long."""
+    left = seconds * (trainer.total_steps - trainer.step)
+    if left > LONG_SECONDS:
+        hours, minutes = int(left // 3600), int(left % 3600 // 60)
+        text = f"{hours} h {minutes} min" if hours else f"{minutes} min"
+        console.print(
+            f"about {text} for {trainer.total_steps - trainer.step:,} more steps at {seconds:.2g} s each; fewer: "
+            "--train.steps, shorter: --model.window, --model.width, --train.batch_size"
+        )
+
+
 def _advance(run: Run) -> None:
     """Train to the end or to Ctrl-C, with a progress bar."""
     trainer, started = run.trainer, time.perf_counter()
     with progress_bar("loss", "speed") as bar:
         task = bar.add_task("training", total=trainer.total_steps, completed=trainer.step, loss="", speed="")
+        first, estimated = trainer.step, False
         for metrics in run.advance():
             bar.update(task, completed=trainer.step)
+            if trainer.step == first + 1:
+                warm = time.perf_counter()  # the first step is slower than others
+            elif not estimated and (time.perf_counter() - warm > WARM_UP_SECONDS):
+                estimated = True
+                _tell_time((time.perf_counter() - warm) / (trainer.step - first - 1), trainer)
             if metrics is not None:
                 speed = f"{metrics.tokens_per_second / 1000:.3g}k tokens/s"
                 bar.update(task, loss=f"loss {metrics.loss:.3f}", speed=speed)

@@ -120,6 +120,11 @@ def dimensions_from(kind: str, stored: Mapping[str, Sequence[Any]]) -> tuple[Dim
     return tuple(Dimension(str(name), int(n), tuple(each)) for name, n, each in zip(names, counts, labels, strict=True))
 
 
+def default_dimensions(kind: str, count: int) -> tuple[Dimension, ...]:
+    """Continuous dimensions with numbers for names."""
+    return tuple(map(Dimension, _default_names(kind, count)))
+
+
 def _default_names(kind: str, count: int) -> list[str]:
     return [f"{kind} {index}" for index in range(count)]
 
@@ -145,7 +150,7 @@ class Dataset:
                 )
         for kind, count in (("observation", self.observation_dim), ("action", self.action_dim)):
             name = f"{kind}_dimensions"
-            given = tuple(getattr(self, name)) or tuple(map(Dimension, _default_names(kind, count)))
+            given = tuple(getattr(self, name)) or default_dimensions(kind, count)
             if len(given) != count:
                 raise ValueError(f"{name} must have {count} entries, one per {kind} dimension, got {len(given)}")
             object.__setattr__(self, name, given)  # the dataclass is frozen

@@ -1,5 +1,6 @@
 """Run folders: start a training run, stop it at any moment, resume it to the same weights."""
 
+import logging
 import shlex
 import signal
 import sys
@@ -20,13 +21,17 @@ from trajectory_transformer.files import replacing
 from trajectory_transformer.gpu.backends import find_device, make_batch_maker, make_engine
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.results import write_result
+from trajectory_transformer.runs.memory import check_memory
 from trajectory_transformer.runs.metrics import JsonLines, MetricsWriter
 from trajectory_transformer.runs.settings import RUN, RunSettings
 from trajectory_transformer.runs.sources import identity, open_or_build_shards
+from trajectory_transformer.tokens.checks import dataset_warnings
 from trajectory_transformer.tokens.shards import open_shards
 from trajectory_transformer.tokens.windows import tokenize
 from trajectory_transformer.training.parallel import World
 from trajectory_transformer.training.train import Metrics, Trainer
+
+log = logging.getLogger(__name__)
 
 RESUME, METRICS, TRAINING = "resume.safetensors", "metrics.jsonl", "training.json"
 
@@ -189,7 +194,7 @@ def start_run(
     world = world or World()
     if folder is not None and folder.exists() and world.leads:
         raise ValueError(f"{folder} exists already; choose another folder, or remove it")
-    trainer = _make_trainer(settings, device, world, dataset)
+    trainer = _make_trainer(settings, device, world, dataset, is_new=True)
     if folder is not None and world.leads:
         settings = _described(settings, trainer, dataset)
         with replacing(folder) as temporary:
@@ -248,20 +253,31 @@ def _make_trainer(
     world: World,
     dataset: Dataset | None,
     source: str | None = None,
+    is_new: bool = False,
 ) -> Trainer:
-    """Model, data and engine at step 0."""
+    """Model, data and engine at step 0; a new run is checked for settings that do not suit the data or the machine."""
     if settings.shards is None:
         if dataset is None:
             if settings.dataset is None:
                 raise ValueError("name the dataset to train on, for example: data/collected.npz")
             dataset = load_dataset(settings.dataset, settings.columns)
         model = TrajectoryModel.create(dataset, settings.tokens, settings.model, seed=settings.seed)
+        for sentence in dataset_warnings(dataset, model.tokenizer) if is_new and world.leads else ():
+            log.warning("%s", sentence)
         data = tokenize(dataset, model.tokenizer).to(device)
     else:
         given = dataset if dataset is not None else settings.dataset
         shards = open_or_build_shards(Path(settings.shards), given, settings.tokens, source, settings.columns)
         model = TrajectoryModel.build(shards.tokenizer, settings.model, shards.metadata, seed=settings.seed)
         data = shards.data  # stays memory-mapped on the host; batches are sent to the device
+    if is_new:
+        longest, window = int(data.num_rows.max()), settings.model.window
+        require(
+            window <= longest,
+            f"model.window must be at most {longest}, the states of the longest episode: set --model.window {longest}",
+            window,
+        )
+        check_memory(model.gpt, settings.train, device)
     model.gpt.to(device)
     return Trainer(
         model,

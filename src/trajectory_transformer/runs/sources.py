@@ -1,15 +1,19 @@
 """The data of a run: what identifies a dataset, and its tokens as memory-mapped shards."""
 
 import hashlib
+import logging
 from dataclasses import asdict
 from pathlib import Path
 
 from trajectory_transformer.config import TokenConfig
-from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.data.episode import Dataset, dimension_fields
 from trajectory_transformer.data.sources import Columns, load_dataset
 from trajectory_transformer.data.sources.columns import columns_path
+from trajectory_transformer.tokens.checks import dataset_warnings
 from trajectory_transformer.tokens.shards import Shards, build_shards, open_shards
 from trajectory_transformer.tokens.tokenizer import Tokenizer, layout_of
+
+log = logging.getLogger(__name__)
 
 
 def identity(dataset: Dataset | str, columns: Columns | None = None) -> str:
@@ -76,13 +80,17 @@ def open_or_build_shards(
         raise ValueError(f"{folder}: no token shards there; name the dataset to make them from")
     episodes = dataset if isinstance(dataset, Dataset) else load_dataset(dataset, columns)
     layout_of(episodes, tokens)  # refuses settings that do not suit the data
+    tokenizer = Tokenizer.fit(episodes, tokens)
+    for sentence in dataset_warnings(episodes, tokenizer):
+        log.warning("%s", sentence)
     build_shards(
         folder,
         lambda: episodes,
         tokens,
         metadata=episodes.metadata,
         source=identity(dataset, columns),
-        discretizer=Tokenizer.fit(episodes, tokens).discretizer,
+        discretizer=tokenizer.discretizer,
+        dimensions=dimension_fields(episodes.observation_dimensions, episodes.action_dimensions),
     )
     return open_shards(folder)
 
