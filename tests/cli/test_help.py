@@ -100,7 +100,7 @@ def test_bash_completes_commands_flags_and_values(tt: Run, tmp_path: Path) -> No
     assert complete(script, "tt", "ev") == {"evaluate"}
     assert complete(script, "tt", "data", "") == {"show", "convert"}
     assert complete(script, "tt", "train", "--model.w") == {"--model.window", "--model.width"}
-    assert complete(script, "tt", "data", "convert", "--o") == {"--out"}
+    assert complete(script, "tt", "data", "convert", "--o") == {"--out", "--overwrite"}
     assert complete(script, "tt", "train", "x.npz", "--tokens.discretizer", "q") == {"quantile"}
     assert complete(script, "tt", "evaluate", "run", "--search.action.n") == {"--search.action.nucleus"}
     assert complete(script, "tt", "train", "--out", "") == set()  # bash then completes file names

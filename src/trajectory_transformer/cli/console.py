@@ -20,13 +20,13 @@ def claim(*paths: Path | None, overwrite: bool = False) -> None:
     With `overwrite`, a folder that exists is removed. A file stays until the new one replaces it.
     """
     given = [path for path in paths if path is not None]
-    twice = next((path for index, path in enumerate(given) if path in given[:index]), None)
-    if twice is not None:
-        raise ValueError(f"{twice} would be written twice; choose different paths")
     for path in given:
         if path.exists() and not overwrite:
             raise ValueError(f"{path} exists already; choose another path, or replace it with --overwrite true")
         _check_writable(path)
+    twice = next((path for index, path in enumerate(given) if path in given[:index]), None)
+    if twice is not None:
+        raise ValueError(f"{twice} would be written twice; choose different paths")
     for path in given:
         if path.is_dir():
             shutil.rmtree(path)

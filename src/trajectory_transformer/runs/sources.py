@@ -9,6 +9,7 @@ from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data.episode import Dataset, dimension_fields
 from trajectory_transformer.data.sources import Columns, load_dataset
 from trajectory_transformer.data.sources.columns import columns_path
+from trajectory_transformer.data.sources.lerobot import is_lerobot
 from trajectory_transformer.tokens.checks import dataset_warnings
 from trajectory_transformer.tokens.shards import Shards, build_shards, open_shards
 from trajectory_transformer.tokens.tokenizer import Tokenizer, layout_of
@@ -41,7 +42,8 @@ def _content(path: Path) -> str | None:
     if path.is_file():
         return _digest(path)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
+        parts = [path / "meta", path / "data"] if is_lerobot(path) else [path]  # without its videos
+        files = sorted(file for part in parts for file in part.rglob("*") if file.is_file())
         digests = [f"{file.relative_to(path)} {_digest(file)}\n" for file in files]
         return "sha256:" + hashlib.sha256("".join(digests).encode()).hexdigest()
     return None
