@@ -100,7 +100,7 @@ def test_options_are_parsed_and_files_found_in_the_folder(actor: Path) -> None:
         ),
         ("random sigma=much", "an option must be det, sto or NAME=NUMBER .*, got 'sigma=much'"),
         ("random eps=2", r"policy random: eps must lie in \[0, 1\], got 2"),
-        ("no_such_module:act", r"policy no_such_module:act: cannot be imported \(No module named"),
+        ("no_such_module:act", r"policy no_such_module:act: cannot be imported \(ModuleNotFoundError: No module named"),
         (
             "demonstrator",
             "policy demonstrator: supports only tt/FourRooms-v0 .* got environment Toy-v0; use policy random",

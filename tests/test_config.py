@@ -23,7 +23,7 @@ Config = TokenConfig | ModelConfig | TrainConfig | Sampler | SearchConfig
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        (TokenConfig, {"num_bins": 0}, "tokens.num_bins must be at least 1, got 0"),
+        (TokenConfig, {"num_bins": 1}, "tokens.num_bins must be at least 2: one bin tells nothing, got 1"),
         (TokenConfig, {"discount": 1.01}, r"tokens.discount must lie in \[0, 1\], got 1.01"),
         (TokenConfig, {"discount": -0.1}, r"tokens.discount must lie in \[0, 1\], got -0.1"),
         (TokenConfig, {"discount": float("nan")}, r"tokens.discount must lie in \[0, 1\], got nan"),

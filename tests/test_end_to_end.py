@@ -120,7 +120,7 @@ def first_action(dataset: Dataset, tokens: TokenConfig, search: SearchConfig) ->
     sizes = ModelConfig(window=2, num_layers=1, width=32, dropout=0.0)
     settings = TrainConfig(steps=200, batch_size=64, learning_rate=1e-2)
     model = train(dataset, tokens=tokens, model=sizes, train=settings, device="cpu")
-    return float(Planner(model, search=search).act([0.0])[0])
+    return float(np.ravel(Planner(model, search=search).act([0.0]))[0])
 
 
 @pytest.mark.parametrize(

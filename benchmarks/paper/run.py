@@ -139,7 +139,7 @@ class Job:
                 parts = [{**part, "steps": count} for part, count in zip(self.recipe["parts"], steps, strict=True)]
                 write_atomically(recipe, yaml.safe_dump({**self.recipe, "parts": parts}).encode())
             words = ["--recipe", recipe, "--policies", options.policies, "--seed", 0]
-            self.tt("collect", *words, "--out", data, "--result", self.collected)
+            self.tt("collect", *words, "--out", data, "--result", self.collected, "--overwrite", "true")
         return str(data)
 
     def train(self) -> None:
@@ -170,7 +170,7 @@ class Job:
         out.unlink(missing_ok=True)  # of an interrupted job
         words = ["--env", self.recipe["env"], "--policy", self.expert, "--policies", self.options.policies]
         words += ["--episodes", self.options.expert_episodes, "--seed", EXPERT_SEED]
-        self.tt("collect", *words, "--out", out, "--result", self.watched)
+        self.tt("collect", *words, "--out", out, "--result", self.watched, "--overwrite", "true")
 
     def evaluate(self) -> list[Path]:
         """Play all episodes, `at_once` at a time; returns the result file of each part.

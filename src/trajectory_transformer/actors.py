@@ -7,8 +7,8 @@ on the other episodes being played.
 
 import hashlib
 import importlib
+import inspect
 import json
-import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ from trajectory_transformer.data.episode import FloatArray
 from trajectory_transformer.data.spaces import Leaf, action_leaf
 from trajectory_transformer.envs import FOUR_ROOMS_ID, FOUR_ROOMS_RACE_ID, is_minigrid
 from trajectory_transformer.envs.four_rooms import Demonstrator
+from trajectory_transformer.files import allow_local_modules
 from trajectory_transformer.rollout import Step
 
 Script = Callable[[FloatArray, FloatArray, np.random.Generator], npt.NDArray[Any]]
@@ -238,14 +239,22 @@ def _expert(env: Env[Any, Any]) -> Script:
 def _function(name: str) -> Script:
     """Import the script `module:function`; modules are also searched in the working directory."""
     module, _, attribute = name.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    allow_local_modules()
     try:
         function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"policy {name}: cannot be imported ({error})") from error
+    except Exception as error:  # importing runs code of the user
+        raise ValueError(f"policy {name}: cannot be imported ({type(error).__name__}: {error})") from error
     if not callable(function):
         raise ValueError(f"policy {name}: must be a function of (observation, goal, rng), got {function!r}")
+    try:
+        signature = inspect.signature(function)
+        signature.bind(None, None, None)
+    except ValueError:
+        pass  # some functions of extension modules have no signature
+    except TypeError as error:
+        raise ValueError(
+            f"policy {name}: must be a function of (observation, goal, rng), got {attribute}{signature}"
+        ) from error
     script: Script = function
     return script
 

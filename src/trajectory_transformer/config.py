@@ -52,7 +52,7 @@ class TokenConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that no stage can use."""
-        require(self.num_bins >= 1, "tokens.num_bins must be at least 1", self.num_bins)
+        require(self.num_bins >= 2, "tokens.num_bins must be at least 2: one bin tells nothing", self.num_bins)
         require(self.num_bins <= 32767, "tokens.num_bins must be at most 32767", self.num_bins)
         require(
             self.termination_penalty is None or isfinite(self.termination_penalty),

@@ -1,6 +1,7 @@
 """Play episodes with a planner or any other policy, and report return, success rate and normalised score."""
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from trajectory_transformer.data.episode import Episode, Metadata
 from trajectory_transformer.data.scores import References, normalized_score, references_of
 from trajectory_transformer.data.spaces import action_leaf
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.planner import Planner
+from trajectory_transformer.planner import Planner, PlanningPolicy
 from trajectory_transformer.results import summarize
 from trajectory_transformer.rollout import Dims, Policy, TrainedPolicy, make_envs, map_shape, rollout, space_dims
+
+log = logging.getLogger(__name__)
 
 FIRST_SEED = 1_000_000
 """Episode i of an evaluation is reset with this seed + i by default; data is collected with other seeds."""
@@ -64,6 +67,8 @@ def evaluate(
     try:
         if isinstance(planner, Planner):
             check_fit(planner.model, env_id, space_dims(envs), map_shape(envs))
+            if space_dims(envs)[1] and not planner.model.layout.goal_dim:
+                log.warning("the environment has goals, but the model was trained without tokens.goal_dims: not used")
             if any(action_leaf(envs.single_action_space).categories):
                 _refuse_medians(planner.search, env_id)
         elif isinstance(planner, TrainedPolicy):
@@ -73,6 +78,9 @@ def evaluate(
         envs.close()
     metrics = episode_metrics(played, references_of(env_id, metadata))
     metrics |= latency_metrics(getattr(policy, "plan_seconds", []))
+    if isinstance(policy, PlanningPolicy):
+        # Plans from states unlike the training data mean little, however they score.
+        metrics["outside_training_range"] = policy.num_outside / policy.num_states
     return Evaluation(env_id, options, tuple(played), metrics, time.perf_counter() - started)
 
 

@@ -1,4 +1,6 @@
-"""Atomic writes: write to a temporary file or folder, then rename it over the target.
+"""Atomic writes, and modules of the user.
+
+A write goes to a temporary file or folder, which is then renamed over the target.
 
 A reader finds the old content or the new content, never a part of it. A writer that is killed leaves a temporary file
 `NAME.*.tmp` next to the target. It does not block later writers and can be deleted.
@@ -7,6 +9,7 @@ A reader finds the old content or the new content, never a part of it. A writer 
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +42,12 @@ def replacing(path: str | Path) -> Iterator[Path]:
         raise
     # The rename itself is an entry of the parent folder, which has to be flushed too.
     _sync(target.parent)
+
+
+def allow_local_modules() -> None:
+    """Let modules in the working directory be imported, as `python -m` does: `--env module:Id-v0`."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
 
 
 def _sync(path: Path) -> None:

@@ -1,11 +1,12 @@
 """A trained model as a controller: what to plan for, search settings, and memory of the past."""
 
+import logging
 import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from trajectory_transformer.config import SearchConfig
 from trajectory_transformer.data.episode import FloatArray, MapArray
+from trajectory_transformer.data.values import Observation, action_of, split_observation
 from trajectory_transformer.gpu.backends import prepare_search
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.randomness import stream_seed
@@ -22,6 +24,8 @@ from trajectory_transformer.search.beam import Objective, Plan, beam_search, lik
 from trajectory_transformer.search.decoder import Bins, Decoder
 from trajectory_transformer.search.noise import Noise
 from trajectory_transformer.search.objectives import discounted_return
+
+log = logging.getLogger(__name__)
 
 TokenArray = npt.NDArray[np.int64]
 PlanKind = Literal["return", "imitate", "goal"]
@@ -91,33 +95,44 @@ class Planner:
         self._bins = Bins(self.model.layout, self.model.bin_values())
         self._run_search = prepare_search(self._search, self.model.gpt, self.search)
         self._one: PlanningPolicy | None = None  # the policy behind `act`
+        self._warned_of_reward = False
+        log.info("planning for %s with %s", self.kind or "an objective", self.search)
 
     def act(
         self,
-        observation: npt.ArrayLike,
+        observation: Observation,
         *,
         reward: float | None = None,
         goal: npt.ArrayLike | None = None,
         map: MapArray | None = None,
-    ) -> FloatArray:
-        """Action [A] of one system for an observation [O]; call `reset` when another episode begins.
+    ) -> Any:
+        """Action of one system for an observation; call `reset` when another episode begins.
 
-        `reward` is that of the last action, `goal` [G] and `map` [C, H, W] are for models that have them. A map is read
-        at the first step of an episode.
+        The observation is an array [O], or a dictionary, which is flattened as in the data. The action is what the
+        environment's `step` takes: an array [A], for categories integers or the values that were recorded. `reward` is
+        that of the last action, `goal` [G] and `map` [C, H, W] are for models that have them. A map is read at the
+        first step of an episode.
         """
+        tokenizer, layout = self.model.tokenizer, self.model.layout
+        if goal is not None and not layout.goal_dim:
+            raise ValueError("this model has no goal: it was trained without tokens.goal_dims; leave the goal out")
+        row, given_goal, given_map = split_observation(observation, tokenizer.observation_dimensions)
+        goal, map = given_goal if goal is None else goal, given_map if map is None else map
         first = self._one is None
+        if reward is None and not first and layout.rewards and self.search.context and not self._warned_of_reward:
+            self._warned_of_reward = True
+            log.warning("act was called without the reward of the last action, which then counts as 0: pass reward=")
         self._one = self._one or self.policy()
         goals = np.zeros((1, 0), np.float32) if goal is None else np.asarray(goal, np.float32)[None]
         step = Step(
-            observations=np.asarray(observation, np.float32)[None],
+            observations=row[None],
             rewards=np.array([0.0 if first or reward is None else reward], np.float32),
             first=np.array([first]),
             goals=goals,
             active=np.array([True]),
             maps=None if map is None else map[None],
         )
-        action: FloatArray = self._one.act(step)[0]
-        return action
+        return action_of(self._one.act(step)[0], tokenizer.action_dimensions)
 
     def reset(self) -> None:
         """Begin another episode: `act` forgets what it has seen."""
@@ -195,6 +210,8 @@ class PlanningPolicy:
                 f"{config.context} in a window of {window}"
             )
         self.plan_seconds: list[float] = []  # time of every search
+        self.num_states = 0  # states planned from
+        self.num_outside = 0  # of them, those far outside the range of the training data
         self._memories: list[_Memory] = []
         self._maps = torch.empty(0, 0)  # [E, width], embeddings of the maps
 
@@ -209,6 +226,7 @@ class PlanningPolicy:
         self._encode_maps(step)
         states = self._tokenizer.encode_states(step.observations)
         active = np.flatnonzero(step.active).tolist()
+        self._count_outside(step.observations[active])
         for env in active:
             self._remember(env, states[env], step)
         waiting = [env for env in active if not self._memories[env].queued]
@@ -221,6 +239,15 @@ class PlanningPolicy:
             memory.action = memory.queued.pop(0)
             actions[env] = self._tokenizer.decode_action(memory.action)
         return actions
+
+    def _count_outside(self, observations: FloatArray) -> None:
+        """Count states that the training data says nothing about; the log has the first one."""
+        outside = self._tokenizer.far_outside(observations).any(axis=1)
+        self.num_states += len(observations)
+        if outside.any() and not self.num_outside:
+            sentence = self._tokenizer.describe_outside(observations[int(np.argmax(outside))])
+            log.warning("a state is far outside the training range, so its plan means little: %s", sentence)
+        self.num_outside += int(outside.sum())
 
     def _remember(self, env: int, state: TokenArray, step: Step) -> None:
         """Complete the last transition with its reward, and open the next one with the observed state."""

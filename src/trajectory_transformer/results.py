@@ -7,11 +7,14 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from trajectory_transformer.files import write_atomically
+
+if TYPE_CHECKING:
+    import torch  # tables of results need not wait for it
 
 _PACKAGES = ("trajectory-transformer", "torch", "numpy", "gymnasium", "mujoco", "minari", "minigrid")
 _COMMIT = "TT_COMMIT"  # environment variable with the commit of a source tree without git history
@@ -22,7 +25,7 @@ def write_result(
     *,
     name: str,
     command: str,
-    device: torch.device,
+    device: "torch.device",
     seeds: Sequence[int],
     seconds: float,
     metrics: Mapping[str, float],
@@ -73,7 +76,9 @@ def _commit() -> str:
     return done[0] + ("-dirty" if done[1] else "")
 
 
-def _device_name(device: torch.device) -> str:
+def _device_name(device: "torch.device") -> str:
+    import torch
+
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     model = platform.processor() or platform.machine()

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Env
-from gymnasium.error import Error as GymnasiumError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from trajectory_transformer.data.episode import Episode, FloatArray, MapArray, Metadata
@@ -69,8 +68,10 @@ def make_envs(env_id: str, num_envs: int, options: Mapping[str, Any] | None = No
     try:
         # No copies: `flatten` creates new arrays.
         return SyncVectorEnv([make_one] * num_envs, copy=False, autoreset_mode=AutoresetMode.DISABLED)
-    except (GymnasiumError, TypeError) as error:  # TypeError: constructor arguments that do not exist
-        raise ValueError(f"environment {env_id!r} cannot be made: {error}") from error
+    except Exception as error:  # an environment may refuse its arguments with any exception
+        if isinstance(error, ImportError) and ":" not in env_id:
+            raise  # a missing package is named with its cure
+        raise ValueError(f"environment {env_id!r} cannot be made: {str(error) or type(error).__name__}") from error
 
 
 def space_dims(envs: VectorEnv[Any, Any, Any]) -> Dims:

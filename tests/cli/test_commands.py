@@ -167,7 +167,7 @@ def test_help_names_every_kind_of_dataset(tt: Run, command: str) -> None:
     code, text = tt(*command.split(), "--help")
     assert code == 0
     described = " ".join(text.split())
-    assert "A file (.npz, .hdf5, .parquet, .csv), a Minari id, or a benchmark task such as hopper-medium." in described
+    assert "A file (.npz, .hdf5, .parquet, .csv), the folder of a LeRobot dataset, a Minari id, or a bench" in described
 
 
 @pytest.mark.parametrize(

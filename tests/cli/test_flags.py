@@ -79,7 +79,7 @@ searches = st.builds(
 )
 tokens = st.builds(
     TokenConfig,
-    num_bins=st.integers(1, 1000),
+    num_bins=st.integers(2, 1000),
     discretizer=st.sampled_from(["quantile", "uniform"]),
     goal_dims=st.lists(st.integers(0, 9), max_size=3).map(tuple),
     rewards=st.booleans(),

@@ -7,8 +7,13 @@ import pytest
 
 from trajectory_transformer.cli import main
 from trajectory_transformer.config import TokenConfig
-from trajectory_transformer.data.episode import Dataset, Episode, save_npz
-from trajectory_transformer.report.dataset import discount_advice, discount_agreement, summarize_dimensions
+from trajectory_transformer.data.episode import Dataset, Dimension, Episode, save_npz
+from trajectory_transformer.report.dataset import (
+    dataset_figure,
+    discount_advice,
+    discount_agreement,
+    summarize_dimensions,
+)
 
 LIMIT = 100
 
@@ -108,3 +113,10 @@ def test_data_show_and_train_print_the_advice(
     assert "note: with tokens.discount 0.9, discounted returns rank" in " ".join(capsys.readouterr().out.split())
     assert main(["train", "x.npz", "--out", "long", *small]) == 0
     assert "rank these episodes" not in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_figure_shows_observations_and_actions_of_the_same_name() -> None:
+    episode = Episode(np.zeros((4, 1), np.float32), np.ones((3, 1), np.float32), None, terminated=False)
+    dataset = Dataset((episode,), {}, (Dimension("elbow"),), (Dimension("elbow"),))
+    titles = [panel.get_title() for panel in dataset_figure(dataset).axes]
+    assert titles[:3] == ["steps per episode", "elbow", "elbow"]

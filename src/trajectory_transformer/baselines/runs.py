@@ -18,7 +18,8 @@ from trajectory_transformer.baselines.presets import changed, find_preset, setti
 from trajectory_transformer.baselines.train import Backend, BaselineMetrics, BaselineTrainer
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset
-from trajectory_transformer.data.sources import load_dataset
+from trajectory_transformer.data.sources import Columns, load_dataset
+from trajectory_transformer.data.sources.columns import parse_columns
 from trajectory_transformer.files import replacing, write_atomically
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.results import write_result
@@ -36,6 +37,7 @@ class BaselineRunSettings:
     algorithm: str  # name of a preset
     settings: dict[str, object] = field(default_factory=dict)  # all settings of the algorithm
     dataset: str | None = None  # a name that `load_dataset` reads; None for episodes in memory
+    columns: Columns | None = None  # how it is read
     source: str | None = None  # identifies the data
     seeds: tuple[int, ...] = (0,)
     checkpoint_every: int = 10_000
@@ -57,6 +59,8 @@ class BaselineRunSettings:
         """The settings of a run folder."""
         try:
             stored = json.loads((folder / RUN).read_text())
+            if stored.get("columns") is not None:
+                stored["columns"] = parse_columns(stored["columns"], str(folder / RUN), complete=False)
             return cls(**{**stored, "seeds": tuple(stored["seeds"])})
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{folder / RUN}: not the description of a baseline's run ({error})") from error
@@ -212,7 +216,7 @@ def resume_baseline(folder: Path, dataset: Dataset | str | Path | None = None, *
     given = settings.dataset if dataset is None else dataset
     if given is None:
         raise ValueError(f"{folder} was trained on episodes in memory: pass them again to resume")
-    found = identity(given if isinstance(given, Dataset) else str(given))
+    found = identity(given if isinstance(given, Dataset) else str(given), settings.columns)
     exists = isinstance(given, Dataset) or Path(given).exists()
     if settings.source is not None and exists and found != settings.source:
         raise ValueError(
@@ -238,7 +242,7 @@ def _make_run(
     if dataset is None:
         if settings.dataset is None:
             raise ValueError("name the dataset to train on, for example: data/collected.npz")
-        dataset = load_dataset(settings.dataset)
+        dataset = load_dataset(settings.dataset, settings.columns)
     chosen = changed(find_preset(settings.algorithm).settings, settings.settings)
     learners = [Learner(seed) for seed in settings.seeds]
     trainer, baselines = make_trainer(
@@ -293,7 +297,8 @@ def dims_of(dataset: Dataset) -> Dims:
 def _described(settings: BaselineRunSettings, dataset: Dataset | None) -> BaselineRunSettings:
     """Settings for `run.json`: an absolute path, and what identifies the data."""
     name = settings.dataset
-    source = identity(name) if name is not None else None if dataset is None else identity(dataset)
+    known = name if name is not None else dataset
+    source = None if known is None else identity(known, settings.columns)
     if name is not None and Path(name).exists():
         name = str(Path(name).resolve())
     return replace(settings, dataset=name, source=source)

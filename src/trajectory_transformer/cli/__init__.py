@@ -1,41 +1,77 @@
-"""The command `tt`: parses what a user types, and calls the Python API."""
+"""The command `tt`: parses what a user types, and calls the Python API.
 
+Only what the standard library offers is imported here: a list of all commands must not take seconds, and Ctrl-C must
+stop `tt` at any moment.
+"""
+
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
-from importlib.metadata import version
+from importlib import import_module
+from types import FrameType
+from typing import TYPE_CHECKING
 
-from trajectory_transformer.cli.baseline import TrainBaseline
-from trajectory_transformer.cli.collect import Collect
-from trajectory_transformer.cli.data import Convert, Show
-from trajectory_transformer.cli.demo import Demo
-from trajectory_transformer.cli.evaluate import Evaluate
-from trajectory_transformer.cli.importing import Import
-from trajectory_transformer.cli.parser import Command, parse
-from trajectory_transformer.cli.predict import Predict
-from trajectory_transformer.cli.report import Report
-from trajectory_transformer.cli.train import Train
+if TYPE_CHECKING:
+    from trajectory_transformer.cli.parser import Command
 
 __all__ = ["main"]
 
-COMMANDS: dict[str, type[Command]] = {
-    "demo": Demo,
-    "collect": Collect,
-    "data show": Show,
-    "data convert": Convert,
-    "train": Train,
-    "import": Import,
-    "baseline": TrainBaseline,
-    "evaluate": Evaluate,
-    "predict": Predict,
-    "report": Report,
+# Where each command is, and the first line of its help.
+SUMMARIES: dict[str, tuple[str, str]] = {
+    "demo": ("demo:Demo", "Collect demonstrations, train a model, and plan to goals; four rooms take a few minutes."),
+    "collect": ("collect:Collect", "Run policies in an environment and write their episodes as a dataset."),
+    "data show": ("data:Show", "Describe a dataset: episodes, returns, every dimension, and its tokens."),
+    "data convert": ("data:Convert", "Convert a dataset to another format: Minari, .npz, .hdf5, .parquet or .csv."),
+    "train": ("train:Train", "Train a model on a dataset, or resume a run that was stopped."),
+    "import": ("importing:Import", "Convert a state_*.pt file of the authors' code to a run folder that can plan."),
+    "baseline": (
+        "baseline:TrainBaseline",
+        "Train a baseline (BC, TD3+BC, IQL, CQL, BRAC, DT, MBOP) on a dataset, or resume a run that was stopped.",
+    ),
+    "evaluate": (
+        "evaluate:Evaluate",
+        "Play episodes with a trained model or baseline and report return, success rate and normalised score.",
+    ),
+    "predict": (
+        "predict:Predict",
+        "Sample futures of a recorded episode and plot them against what was recorded.",
+    ),
+    "report": ("report:Report", "Write tables of result files into documents, or print them."),
+    "completion": ("completion:Completion", "Print a script that completes commands and flags in a shell."),
 }
+
+
+class _Commands(Mapping[str, "type[Command]"]):
+    """The commands by name; one is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> "type[Command]":
+        module, _, attribute = SUMMARIES[name][0].partition(":")
+        command: type[Command] = getattr(import_module(f"{__name__}.{module}"), attribute)
+        return command
+
+    def __contains__(self, name: object) -> bool:
+        return name in SUMMARIES  # without an import
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SUMMARIES)
+
+    def __len__(self) -> int:
+        return len(SUMMARIES)
+
+
+COMMANDS = _Commands()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 on success, 2 for invalid input, 130 when the user stopped it."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words == ["--version"]:
+        from importlib.metadata import version
+
         print(version("trajectory-transformer"))
         return 0
     group = words[0] if words and any(command.startswith(f"{words[0]} ") for command in COMMANDS) else ""
@@ -50,22 +86,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tt: error: no command {name!r}; {hint}valid are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        parse(name, COMMANDS[name], words[len(name.split()) :]).execute()
+        with _stopped_at_once(name):
+            from trajectory_transformer.cli.parser import parse
+
+            command = COMMANDS[name]
+        parse(name, command, words[len(name.split()) :]).execute()
     except (ValueError, OSError, ImportError) as error:
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         print(f"tt {name}: error: {text}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"tt {name}: stopped", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"tt {name}: {str(stop) or 'stopped'}", file=sys.stderr)
         return 130
     return 0
 
 
+@contextmanager
+def _stopped_at_once(name: str) -> Iterator[None]:
+    """End the process at Ctrl-C while modules are imported.
+
+    Nothing has been started yet, and an exception within an import can turn into another one or print a traceback.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        os.write(2, f"tt {name}: stopped\n".encode())
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _overview(group: str) -> str:
     """All commands of a group (or all commands) with the first line of their help."""
-    shown = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
+    shown = {name: summary for name, (_, summary) in SUMMARIES.items() if name.startswith(group)}
     width = max(map(len, shown)) + 2
-    lines = [f"  {name:{width}}{(command.__doc__ or '').splitlines()[0]}" for name, command in shown.items()]
+    lines = [f"  {name:{width}}{summary}" for name, summary in shown.items()]
     intro = ["Turn recorded trajectories into a controller.", "", "usage: tt COMMAND [flags]", ""]
     outro = ["", "tt COMMAND --help lists the flags of a command. --config FILE.yaml can set any of them."]
     return "\n".join([*intro, *lines, *outro])

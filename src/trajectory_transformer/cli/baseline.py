@@ -9,25 +9,32 @@ import torch
 
 from trajectory_transformer.baselines.runs import BaselineRun, BaselineRunSettings, resume_baseline, start_baseline
 from trajectory_transformer.baselines.train import Backend
-from trajectory_transformer.cli.console import console, progress_bar
-from trajectory_transformer.cli.data import SOURCES
+from trajectory_transformer.cli.console import claim, console, progress_bar
+from trajectory_transformer.cli.data import SOURCES, DataFlags
 from trajectory_transformer.cli.parser import changed_flags, command_line
 from trajectory_transformer.gpu.backends import find_device
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainBaseline:
+class TrainBaseline(DataFlags):
     """Train a baseline (BC, TD3+BC, IQL, CQL, BRAC, DT, MBOP) on a dataset, or resume a run that was stopped."""
 
     positional: ClassVar[dict[str, str]] = {"dataset": SOURCES}
+    required: ClassVar[tuple[str, ...]] = ()
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt baseline data/hopper.npz --algorithm iql --seeds '[0, 1, 2]' --out runs/iql",
+        "tt baseline --resume runs/iql",
+    )
 
     dataset: str | None = None
-    """A file (.npz, .hdf5, .parquet, .csv), a Minari id, or a benchmark task such as hopper-medium."""
+    """Dataset to train on."""
     algorithm: str = "iql"
     """bc, td3bc, iql, iql-antmaze, cql, brac, mbop, dt, or dt with the target return of a task: dt-hopper,
     dt-halfcheetah, dt-halfcheetah-medium-expert, dt-walker2d; each with the settings of its paper."""
     out: Path = Path("runs/baseline")
     """Run folder to write; must not exist."""
+    overwrite: bool = False
+    """Replace what exists there."""
     resume: Path | None = None
     """Resume the run in this folder with the settings it was started with; a dataset given with it is the same data in
     another place."""
@@ -47,6 +54,8 @@ class TrainBaseline:
 
     def execute(self) -> Path:
         """Train to the end; returns the run folder."""
+        if self.resume is None:
+            claim(self.out, overwrite=self.overwrite)
         run = self._prepare(find_device(self.device))
         assert run.folder is not None
         trainer, seeds = run.trainer, run.settings.seeds
@@ -75,10 +84,11 @@ class TrainBaseline:
             algorithm=self.algorithm,
             settings=self.settings if self.steps is None else {**self.settings, "steps": self.steps},
             dataset=self.dataset,
+            columns=self.reading,
             seeds=self.seeds,
             checkpoint_every=self.checkpoint_every,
             backend=self.backend,
-            command=command_line("baseline", self, leave_out=("device",)),
+            command=command_line("baseline", self, leave_out=("device", "overwrite")),
         )
         return start_baseline(settings, self.out, device)
 

@@ -29,6 +29,11 @@ class Collect:
     """Run policies in an environment and write their episodes as a dataset."""
 
     positional: ClassVar[dict[str, str]] = {}
+    required: ClassVar[tuple[str, ...]] = ()
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt collect --env Pendulum-v1 --policy random --episodes 100 --out swing.npz",
+        "tt collect --env Pendulum-v1 --policy my_module:swing_up --episodes 100 --out swing.npz",
+    )
 
     out: str | None = None
     """Dataset to write: a file (.npz, .hdf5, .parquet, .csv) or a Minari id; must not exist. null: data/collected.npz,
@@ -38,7 +43,7 @@ class Collect:
     policies: Path | None = None
     """Folder in which actor files are searched too."""
     env: str = FOUR_ROOMS_ID
-    """Gymnasium id of the environment."""
+    """Gymnasium id of the environment, or module:Id-v0 for one that a module registers, also in this folder."""
     env_options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor."""
     policy: str | list[str] = "demonstrator"
@@ -57,7 +62,9 @@ class Collect:
     seed: int = 0
     """Seed of all random numbers: episode i of a policy is a function of seed, policy and i."""
     result: Path | None = None
-    """Also write returns and speed as a result file."""
+    """Also write returns and speed as a result file; must not exist."""
+    overwrite: bool = False
+    """Replace what exists there."""
 
     def execute(self) -> Dataset:
         """Collect and write."""
@@ -67,7 +74,7 @@ class Collect:
         require(self.seed >= 0, "--seed must not be negative", self.seed)
         plan = self._plan()
         out = self.out or ("data/collected.npz" if self.recipe is None else f"tt/{plan.name}-v0")
-        claim_dataset(out)
+        claim_dataset(out, self.result, overwrite=self.overwrite)
         started = time.perf_counter()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         few = plan.parts[0].episodes is not None and sum(part.episodes or 0 for part in plan.parts) <= 64
@@ -122,7 +129,7 @@ class Collect:
         write_result(
             self.result,
             name=f"collect {plan.name}",
-            command=command_line("collect", self, leave_out=("workers", "result"), out=out),
+            command=command_line("collect", self, leave_out=("workers", "result", "overwrite"), out=out),
             device=torch.device("cpu"),
             seeds=[self.seed],
             seconds=seconds,

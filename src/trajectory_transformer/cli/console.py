@@ -1,6 +1,7 @@
 """What all commands share: the console, progress bars, and the rule that nothing is overwritten unasked."""
 
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,16 +14,32 @@ from trajectory_transformer.results import two_digits
 console = Console(highlight=False, soft_wrap=True)
 
 
-def claim(path: Path, *, overwrite: bool = False) -> None:
-    """Refuse to write to a path that exists; with `overwrite`, remove it."""
-    if not path.exists():
-        return
-    if not overwrite:
-        raise ValueError(f"{path} exists already; choose another path with --out or remove it")
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+def claim(*paths: Path | None, overwrite: bool = False) -> None:
+    """Refuse paths that exist or cannot be written, before any work starts.
+
+    With `overwrite`, a folder that exists is removed. A file stays until the new one replaces it.
+    """
+    given = [path for path in paths if path is not None]
+    for path in given:
+        if path.exists() and not overwrite:
+            raise ValueError(f"{path} exists already; choose another path, or replace it with --overwrite true")
+        _check_writable(path)
+    twice = next((path for index, path in enumerate(given) if path in given[:index]), None)
+    if twice is not None:
+        raise ValueError(f"{twice} would be written twice; choose different paths")
+    for path in given:
+        if path.is_dir():
+            shutil.rmtree(path)
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a path where no file can be created, for example below a file or in a read-only folder."""
+    folder = next(each for each in path.absolute().parents if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {folder}: {error.strerror}") from error
 
 
 def progress_bar(*fields: str) -> Progress:

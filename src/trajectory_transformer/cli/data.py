@@ -15,27 +15,43 @@ from trajectory_transformer.data import sources
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.data.sources import Columns, is_minari_id, save_dataset
-from trajectory_transformer.data.sources.columns import ColumnNames, read_columns
+from trajectory_transformer.data.sources.columns import ColumnNames, Missing, read_columns
+from trajectory_transformer.data.sources.minari import delete_minari, is_local
 from trajectory_transformer.report.dataset import (
     DimensionSummary,
     dataset_figure,
     discount_advice,
     summarize_dimensions,
 )
+from trajectory_transformer.tokens.checks import dataset_warnings
+from trajectory_transformer.tokens.tokenizer import Tokenizer
 
-SOURCES = "A file (.npz, .hdf5, .parquet, .csv), a Minari id, or a benchmark task such as hopper-medium."
+SOURCES = (
+    "A file (.npz, .hdf5, .parquet, .csv), the folder of a LeRobot dataset, a Minari id, or a benchmark task such as "
+    "hopper-medium."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnFlags(ColumnNames):
-    """Which column of a CSV or Parquet table holds what; all null: see the YAML file beside the table."""
+class DataFlags:
+    """Flags of every command that reads a dataset: how rows become episodes."""
 
-    def read(self, mapping: Path | None) -> Columns | None:
-        """Columns of a mapping file, overridden by flags; None if neither is given."""
-        given = {name: value for name, value in vars(self).items() if value}
-        if mapping is None:
-            return Columns(**given) if given else None
-        return replace(read_columns(mapping), **given)
+    mapping: Path | None = None
+    """YAML file that says which column of a table holds what; null: the one beside the table."""
+    missing: Missing = "refuse"
+    """What to do with missing values in a table: refuse the file, drop_episode leaves out the episode, forward_fill
+    repeats the last known value."""
+    max_episode_steps: int | None = None
+    """Episodes end after this many steps at the latest: a time limit that the file does not mark."""
+    columns: ColumnNames = field(default_factory=ColumnNames)
+
+    @property
+    def reading(self) -> Columns | None:
+        """How to read the dataset: the mapping file, overridden by flags; None if neither is given."""
+        given = Columns(**vars(self.columns), missing=self.missing, max_episode_steps=self.max_episode_steps)
+        if self.mapping is not None:
+            return given.over(read_columns(self.mapping))
+        return None if given == Columns() else given
 
 
 def load_dataset(name: str | None, columns: Columns | None = None) -> Dataset:
@@ -46,23 +62,28 @@ def load_dataset(name: str | None, columns: Columns | None = None) -> Dataset:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show:
+class Show(DataFlags):
     """Describe a dataset: episodes, returns, every dimension, and its tokens."""
 
     positional: ClassVar[dict[str, str]] = {"dataset": SOURCES}
+    required: ClassVar[tuple[str, ...]] = ("dataset",)
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt data show hopper_medium-v2.hdf5 --plot hopper.png",
+        "tt data show log.csv --columns.episode run --columns.observations '[speed]' --columns.actions '[torque]'",
+    )
 
     dataset: str | None = None
-    """A file (.npz, .hdf5, .parquet, .csv), a Minari id, or a benchmark task such as hopper-medium."""
+    """Dataset to read."""
     plot: Path | None = None
-    """Also write histograms of returns, lengths and dimensions to this picture."""
-    mapping: Path | None = None
-    """YAML file that maps the columns of a table; null: the one beside the table."""
-    columns: ColumnFlags = field(default_factory=ColumnFlags)
+    """Also write histograms of returns, lengths and dimensions to this picture; must not exist."""
+    overwrite: bool = False
+    """Replace what exists there."""
     tokens: TokenConfig = field(default_factory=TokenConfig)
 
     def execute(self) -> None:
         """Print."""
-        dataset = load_dataset(self.dataset, self.columns.read(self.mapping))
+        claim(self.plot, overwrite=self.overwrite)
+        dataset = load_dataset(self.dataset, self.reading)
         lengths = np.array([len(episode) for episode in dataset])
         ended = np.mean([episode.terminated for episode in dataset])
         console.print(f"{self.dataset}: {len(dataset)} episodes, {dataset.num_steps} steps")
@@ -83,8 +104,14 @@ class Show:
         for key, value in dataset.metadata.items():
             console.print(f"  {key}: {value}", markup=False)
         tokens = replace(self.tokens, rewards=self.tokens.rewards and dataset.has_rewards)
+        for sentence in dataset_warnings(dataset, Tokenizer.fit(dataset, tokens)):
+            console.print(f"  note: {sentence}", markup=False)
         rows = tuple(summarize_dimensions(dataset, tokens))
         console.print(_table(rows, tokens))
+        for dimension in (*dataset.observation_dimensions, *dataset.action_dimensions):
+            if dimension.labels:
+                labels = ", ".join(map(str, dimension.labels))
+                console.print(f"  {dimension.name}: {dimension.categories} categories: {labels}", markup=False)
         if any(each.clipped for each in rows):
             console.print(
                 "  many actions are at their limits: if noise was clipped there, limits are more likely than intended. "
@@ -122,30 +149,42 @@ def _table(rows: Iterable[DimensionSummary], tokens: TokenConfig) -> Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convert:
+class Convert(DataFlags):
     """Convert a dataset to another format: Minari, .npz, .hdf5, .parquet or .csv."""
 
     positional: ClassVar[dict[str, str]] = {"dataset": SOURCES}
+    required: ClassVar[tuple[str, ...]] = ("dataset", "out")
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt data convert log.csv --out log.npz",
+        "tt data convert log.csv --mapping columns.yaml --missing drop_episode --out mine/machine-v0",
+    )
 
     dataset: str | None = None
-    """A file (.npz, .hdf5, .parquet, .csv), a Minari id, or a benchmark task such as hopper-medium."""
+    """Dataset to read."""
     out: str | None = None
-    """Dataset to write: a file (.npz, .hdf5, .parquet, .csv) or a Minari id such as hopper/mine-v0."""
-    mapping: Path | None = None
-    """YAML file that maps the columns of a table; null: the one beside the table."""
-    columns: ColumnFlags = field(default_factory=ColumnFlags)
+    """Dataset to write: a file (.npz, .hdf5, .parquet, .csv) or a Minari id such as hopper/mine-v0; must not exist."""
+    overwrite: bool = False
+    """Replace what exists there."""
 
     def execute(self) -> None:
         """Read and write."""
         if self.out is None:
             raise ValueError("name the dataset to write with --out: a file such as data/x.parquet, or a Minari id")
-        claim_dataset(self.out)
-        dataset = load_dataset(self.dataset, self.columns.read(self.mapping))
+        claim_dataset(self.out, overwrite=self.overwrite)
+        dataset = load_dataset(self.dataset, self.reading)
         save_dataset(dataset, self.out)
         console.print(f"wrote {self.out}: {len(dataset)} episodes, {dataset.num_steps} steps")
 
 
-def claim_dataset(out: str) -> None:
-    """Refuse to overwrite a dataset; Minari checks its own ids."""
+def claim_dataset(out: str, *paths: Path | None, overwrite: bool = False) -> None:
+    """Refuse to overwrite a dataset, before any work starts; `paths` are other files to write."""
     if not is_minari_id(out) or Path(out).suffix:
-        claim(Path(out))
+        claim(Path(out), *paths, overwrite=overwrite)
+        return
+    claim(*paths, overwrite=overwrite)
+    if is_local(out):
+        if not overwrite:
+            raise ValueError(
+                f"the Minari dataset {out} exists already; choose another id, or replace it with --overwrite true"
+            )
+        delete_minari(out)

@@ -1,5 +1,6 @@
 """`tt demo`: collect, train, evaluate and report in one command."""
 
+import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,13 +68,18 @@ class Demo:
     """Collect demonstrations, train a model, and plan to goals; four rooms take a few minutes."""
 
     positional: ClassVar[dict[str, str]] = {}
+    required: ClassVar[tuple[str, ...]] = ()
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt demo                                 # four rooms, a few minutes on a CPU",
+        "tt demo --task minigrid --out runs/maps  # needs a GPU",
+    )
 
     task: TaskName = "four-rooms"
     """four-rooms, or minigrid: rooms with a new map in every episode (needs the minigrid extra and a GPU)."""
     out: Path = Path("runs/demo")
     """Run folder to write; must not exist."""
     overwrite: bool = False
-    """Remove that folder first if it exists."""
+    """Replace what exists there."""
     demonstrations: int | None = None
     """Episodes to train on; null: 4000 in four rooms, 60000 in MiniGrid."""
     steps: int | None = None
@@ -92,10 +98,29 @@ class Demo:
             require(value is None or value >= 1, f"--{name} must be at least 1", value)
         require(self.seed >= 0, "--seed must not be negative", self.seed)
         goals = task.goals if self.goals is None else self.goals
-        claim(self.out, overwrite=self.overwrite)
         dataset = self.out.with_name(self.out.name + "-demonstrations.npz")
-        claim(dataset, overwrite=self.overwrite)
+        claim(self.out, dataset, overwrite=self.overwrite)
+        try:
+            self._run(task, dataset, goals)
+        except BaseException as error:
+            # An unfinished demo would be in the way of the next one.
+            shutil.rmtree(self.out, ignore_errors=True)
+            dataset.unlink(missing_ok=True)
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt from error  # there is nothing left to resume
+            raise
+        console.print(f"done in {time.perf_counter() - started:.0f} s. Look at:")
+        for path in (self.out / "report.html", self.out / "routes.png", self.out / "evaluation.json"):
+            console.print(f"  {path}")
+        console.print("Try next:")
+        console.print(
+            f"  tt evaluate {self.out} --search.beam_width 1 --search.horizon 1 --out greedy.json   # no search"
+        )
+        console.print(f"  tt data show {dataset}")
+        console.print("  tt train --help")
 
+    def _run(self, task: Task, dataset: Path, goals: int) -> None:
+        """Collect, train, evaluate and write the report."""
         console.rule("1. collect noisy demonstrations of an agent that reaches random goals")
         demonstrations = Collect(
             out=str(dataset),
@@ -103,6 +128,7 @@ class Demo:
             policy=task.policy,
             episodes=task.demonstrations if self.demonstrations is None else self.demonstrations,
             seed=self.seed,
+            overwrite=self.overwrite,
         ).execute()
         console.rule("2. train on the goal, states and actions, token by token")
         steps = task.train.steps if self.steps is None else self.steps
@@ -125,13 +151,4 @@ class Demo:
         }
         for name, figure in pictures.items():
             figure.savefig(self.out / name, dpi=150)
-        page = write_report(self.out, place=task.place, pictures=list(pictures))
-        console.print(f"done in {time.perf_counter() - started:.0f} s. Look at:")
-        for path in (page, self.out / "routes.png", self.out / "evaluation.json"):
-            console.print(f"  {path}")
-        console.print("Try next:")
-        console.print(
-            f"  tt evaluate {self.out} --search.beam_width 1 --search.horizon 1 --out greedy.json   # no search"
-        )
-        console.print(f"  tt data show {dataset}")
-        console.print("  tt train --help")
+        write_report(self.out, place=task.place, pictures=list(pictures))

@@ -30,7 +30,7 @@ from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import PlanKind, Planner, PlanTrace
 from trajectory_transformer.report.traces import save_traces
-from trajectory_transformer.report.video import record_video, video_writer
+from trajectory_transformer.report.video import check_video, record_video
 from trajectory_transformer.results import write_result
 from trajectory_transformer.rollout import Policy
 from trajectory_transformer.runs import TRAINING
@@ -43,11 +43,16 @@ class Evaluate:
     """Play episodes with a trained model or baseline and report return, success rate and normalised score."""
 
     positional: ClassVar[dict[str, str]] = {"run": "Run folder that `tt train` or `tt baseline` wrote."}
+    required: ClassVar[tuple[str, ...]] = ("run",)
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt evaluate runs/demo --episodes 20",
+        "tt evaluate runs/hopper --plan return --search.beam_width 32 --video gait.gif --out hopper.json",
+    )
 
     run: str | None = None
     """Run folder that `tt train` or `tt baseline` wrote."""
     env: str | None = None
-    """Gymnasium id; null: the environment that the dataset came from."""
+    """Gymnasium id, or module:Id-v0 for one that a module registers, also in this folder; null: that of the dataset."""
     env_options: dict[str, Any] | None = None
     """Arguments of the environment's constructor; null: those of the dataset, in its own environment."""
     plan: PlanKind | None = None
@@ -66,10 +71,13 @@ class Evaluate:
     """Episode i is reset with seed + i. The default is far from the seeds that data is collected with."""
     out: Path | None = None
     """Result file to write; must not exist. null: evaluation.json in the run folder."""
+    overwrite: bool = False
+    """Replace what exists there."""
     trace: Path | None = None
     """Also store every plan (prompts, kept candidates, predicted states) in this .npz file."""
     video: Path | None = None
-    """Also record one more episode with the first seed: a .gif, or .mp4 with the video extra."""
+    """Also play the longest episode again and record it, as a video of at least 3 seconds: a .gif, or .mp4 with the
+    video extra."""
     preset: PresetName = "default"
     """Defaults of the search settings; flags override them."""
     device: str = "auto"
@@ -80,10 +88,6 @@ class Evaluate:
         """Play and write the result; the episodes go to a file beside it."""
         if self.run is None:
             raise ValueError("name the run folder to evaluate, for example: runs/train")
-        if self.video is not None:
-            video_writer(self.video)  # a missing package is reported before anything is played
-        for path in self._written():
-            claim(path)
         device = find_device(self.device)
         if checkpoint_kind(self.run) == BASELINE:
             return self._play_baseline(Baseline.load(self.run, device))
@@ -93,6 +97,12 @@ class Evaluate:
         """The files that the command writes: result, episodes, traces and video."""
         out = self.out or Path(str(self.run)) / "evaluation.json"
         return [path for path in (out, out.with_suffix(".npz"), self.trace, self.video) if path is not None]
+
+    def _claim(self, env_id: str, options: dict[str, Any]) -> None:
+        """Refuse outputs that cannot be written, before anything is played."""
+        if self.video is not None:
+            check_video(self.video, env_id, options)
+        claim(*self._written(), overwrite=self.overwrite)
 
     def _play_planner(self, model: TrajectoryModel) -> list[Episode]:
         """Plan with a model."""
@@ -109,6 +119,7 @@ class Evaluate:
             seed=self.seed,
             on_plan=traces.append if self.trace else None,
         )
+        self._claim(env_id, options)
         with _counting(self.episodes) as count:
             found = self._evaluate(planner, env_id, options, count)
         self._write(
@@ -120,8 +131,7 @@ class Evaluate:
         )
         if self.trace is not None:
             save_traces(self.trace, traces, model.tokenizer)
-        if self.video is not None:
-            record_video(self.video, env_id, planner.policy(), seed=self.seed, env_options=options)
+        self._film(found, planner.policy())
         self._show(found, f"planning for {planner.kind}")
         return list(found.episodes)
 
@@ -133,6 +143,7 @@ class Evaluate:
         seeds = baseline.seeds if self.training_seed is None else (self.training_seed,)
         policies = [baseline.policy(seed) for seed in seeds]
         env_id, options = environment_of(baseline.metadata, self.env, self.env_options)
+        self._claim(env_id, options)
         with _counting(self.episodes * len(seeds)) as count:
             parts = [self._evaluate(policy, env_id, options, count) for policy in policies]
         episodes = tuple(episode for part in parts for episode in part.episodes)
@@ -152,8 +163,7 @@ class Evaluate:
             },
             by_seed={str(seed): part.metrics for seed, part in zip(seeds, parts, strict=True)},
         )
-        if self.video is not None:
-            record_video(self.video, env_id, policies[0], seed=self.seed, env_options=options)
+        self._film(found, policies[0])
         seeds_text = f"{len(seeds)} training seed{'' if len(seeds) == 1 else 's'}"
         self._show(found, f"{baseline.name}, {seeds_text}")
         return list(episodes)
@@ -192,7 +202,7 @@ class Evaluate:
             command=command_line(
                 "evaluate",
                 self,
-                leave_out=("out", "trace", "video", "preset", "device", "num_envs"),
+                leave_out=("out", "trace", "video", "preset", "device", "num_envs", "overwrite"),
                 env=found.env,
                 env_options=options if options or self.env_options is not None else None,
                 **({"plan": what} if by_seed is None else {}),
@@ -208,6 +218,23 @@ class Evaluate:
                 **_training(Path(str(self.run))),
             },
         )
+
+    def _film(self, found: Evaluation, policy: Policy) -> None:
+        """Record the longest episode."""
+        if self.video is None:
+            return
+        lengths = [len(episode) for episode in found.episodes[: self.episodes]]
+        longest = lengths.index(max(lengths))
+        with progress_bar() as bar:
+            task = bar.add_task(f"recording episode {longest}, the longest", total=max(lengths) + 1)
+            record_video(
+                self.video,
+                found.env,
+                policy,
+                seed=self.seed + longest,
+                env_options=found.env_options,
+                on_frame=lambda: bar.advance(task),
+            )
 
     def _show(self, found: Evaluation, what: str) -> None:
         title = f"{found.env}, {what}, {len(found.episodes)} episodes in {found.seconds:.0f} s"

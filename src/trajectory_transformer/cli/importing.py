@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from trajectory_transformer.cli.console import claim, console
-from trajectory_transformer.cli.data import load_dataset
+from trajectory_transformer.cli.data import DataFlags, load_dataset
 from trajectory_transformer.config import PRESETS, require
 from trajectory_transformer.data.episode import Metadata
 from trajectory_transformer.model.authors import gpt_from_authors, read_state, sizes_of
@@ -14,10 +14,15 @@ from trajectory_transformer.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Import:
+class Import(DataFlags):
     """Convert a state_*.pt file of the authors' code to a run folder that can plan."""
 
     positional: ClassVar[dict[str, str]] = {"state": "state_*.pt file to read."}
+    required: ClassVar[tuple[str, ...]] = ("state", "dataset")
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt import state_49.pt --dataset hopper_medium-v2.hdf5 --out runs/authors",
+        "tt import state_49.pt --dataset hopper-medium --heads 4",
+    )
 
     state: str | None = None
     """state_*.pt file to read."""
@@ -25,6 +30,8 @@ class Import:
     """Dataset that the model was trained on; the file holds no discretizer, so it is fitted again."""
     out: Path = Path("runs/import")
     """Run folder to write; must not exist."""
+    overwrite: bool = False
+    """Replace what exists there."""
     heads: int = 4
     """Attention heads per block, the one size that cannot be read from the file."""
 
@@ -35,9 +42,9 @@ class Import:
         if self.dataset is None:
             raise ValueError("name the dataset the model was trained on with --dataset: its discretizer is not stored")
         require(self.heads >= 1, "--heads must be at least 1", self.heads)
-        claim(self.out)
+        claim(self.out, overwrite=self.overwrite)
         state = read_state(Path(self.state))
-        dataset = load_dataset(self.dataset)
+        dataset = load_dataset(self.dataset, self.reading)
         try:
             _, num_bins, _ = sizes_of(state, self.heads)
             tokens = replace(PRESETS["reference"].tokens, num_bins=num_bins)

@@ -63,6 +63,8 @@ class Command(Protocol):
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     positional: ClassVar[dict[str, str]]  # at most one field given by position, and its help
+    required: ClassVar[tuple[str, ...]]  # fields that must be given
+    examples: ClassVar[tuple[str, ...]]  # commands that the help shows
 
     def execute(self) -> object:
         """Run the command."""
@@ -81,6 +83,20 @@ class HelpFormatter(DefaultHelpFormatter):
 
 class CommandParser(ArgumentParser):
     """Answers a mistake with one sentence and the names that would have been right."""
+
+    required: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
+
+    def format_help(self, *given: Any, **options: Any) -> str:
+        """The help, with required arguments shown as such and examples at the end."""
+        # Only here: a command answers a missing argument with a sentence of its own.
+        for action in self._actions:
+            if action.dest in self.required:
+                action.required = True
+                action.nargs = action.nargs if action.option_strings else None
+                action.help = f"(required) {action.help}"
+        text = super().format_help(*given, **options)
+        return "\n".join([text, "examples:", *(f"  {example}" for example in self.examples), ""])
 
     def error(self, message: str, *_: object, **__: object) -> NoReturn:
         """Exit with code 2."""
@@ -107,13 +123,17 @@ class CommandParser(ArgumentParser):
 def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Command:
     """Read a command's flags into its dataclass; a value that it refuses is a ValueError."""
     parser = CommandParser(prog=f"tt {command_name}", description=command.__doc__, formatter_class=HelpFormatter)
+    parser.required, parser.examples = command.required, command.examples
     parser.allow_abbrev = False  # an abbreviated --preset would be missed below
     parser._negative_number_matcher = _NEGATIVE  # argparse takes -1e-05 for a flag
     parser.add_argument("--config", action="config", help="YAML file of settings; flags after it override it.")
     for field, text in command.positional.items():
         parser.add_argument(field, type=str | None, nargs="?", help=text)
     parser.add_class_arguments(command, None, skip=set(command.positional))
+    own = set(command.__annotations__)
     for group in parser._action_groups:
+        # What a command shares with others comes after what is its own.
+        group._group_actions.sort(key=lambda action: action.dest.partition(".")[0] not in own)
         if group.title == (command.__doc__ or "").rstrip("."):
             group.title = "flags"  # the description says the rest
     presets = {str(known): preset for known, preset in PRESETS.items()}

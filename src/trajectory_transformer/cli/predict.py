@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from trajectory_transformer.cli.console import claim, console
-from trajectory_transformer.cli.data import load_dataset
+from trajectory_transformer.cli.data import DataFlags, load_dataset
 from trajectory_transformer.config import require
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
@@ -16,10 +16,15 @@ from trajectory_transformer.search.predict import predict, recorded
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict:
+class Predict(DataFlags):
     """Sample futures of a recorded episode and plot them against what was recorded."""
 
     positional: ClassVar[dict[str, str]] = {"run": "Run folder that `tt train` wrote."}
+    required: ClassVar[tuple[str, ...]] = ("run", "dataset")
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt predict runs/demo --dataset runs/demo-demonstrations.npz",
+        "tt predict runs/log --dataset log.csv --episode 3 --horizon 20 --out third.png",
+    )
 
     run: str | None = None
     """Run folder that `tt train` wrote."""
@@ -45,6 +50,8 @@ class Predict:
     """Seed of the samples."""
     out: Path = Path("prediction.png")
     """Picture to write; must not exist."""
+    overwrite: bool = False
+    """Replace what exists there."""
     device: str = "auto"
     """auto, cpu or cuda."""
 
@@ -52,8 +59,9 @@ class Predict:
         """Predict, print the error and write the picture."""
         if self.run is None:
             raise ValueError("name the run folder to predict with, for example: runs/train")
+        claim(self.out, overwrite=self.overwrite)
         model = TrajectoryModel.load(self.run, find_device(self.device))
-        dataset = load_dataset(self.dataset)
+        dataset = load_dataset(self.dataset, self.reading)
         require(0 <= self.episode < len(dataset), f"--episode must lie in [0, {len(dataset)})", self.episode)
         have = (dataset.observation_dim, dataset.action_dim)
         wanted = (model.layout.observation_dim, model.layout.action_dim)
@@ -65,7 +73,6 @@ class Predict:
         require(self.seed >= 0, "--seed must not be negative", self.seed)
         episode = dataset.episodes[self.episode]
         require(0 <= self.start < len(episode), f"--start must lie in [0, {len(episode)})", self.start)
-        claim(self.out)
         horizon = min(self.horizon, len(episode) - self.start)
         prediction = predict(
             model,
@@ -82,11 +89,14 @@ class Predict:
         ended = np.isnan(prediction.observations).any(axis=(1, 2)).mean()
         spread = np.concatenate([episode.observations for episode in dataset]).std(axis=0) + 1e-8
         error = np.abs(np.nanmedian(prediction.observations, axis=0) - truth) / spread  # [H, O]
+        names = [dimension.name for dimension in dataset.observation_dimensions]
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        prediction_figure(prediction, episode, start=self.start, dims=dims).savefig(self.out, dpi=150)
+        prediction_figure(prediction, episode, start=self.start, dims=dims, names=names).savefig(self.out, dpi=150)
         console.print(
             f"median prediction of episode {self.episode} from step {self.start}: error of {error[0].mean():.3g} "
             f"standard deviations of the data after 1 step, {error[-1].mean():.3g} after {horizon}"
         )
+        for dim in dims:
+            console.print(f"  {names[dim]}: {error[0, dim]:.3g} and {error[-1, dim]:.3g}", markup=False)
         console.print(f"futures that predict the end of the episode: {100 * ended:.0f} %")
         console.print(f"wrote {self.out}")

@@ -14,6 +14,11 @@ class Report:
     """Write tables of result files into documents, or print them."""
 
     positional: ClassVar[dict[str, str]] = {"results": "Folder of result files."}
+    required: ClassVar[tuple[str, ...]] = ()
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt report results --into []        # print the table of all result files",
+        "tt report results                  # write tables into README.md and docs beside the folder",
+    )
 
     results: str | None = None
     """Folder of result files."""

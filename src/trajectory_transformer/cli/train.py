@@ -1,5 +1,6 @@
 """`tt train`: train a model on a dataset, or resume a run that was stopped."""
 
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,19 +8,23 @@ from typing import ClassVar
 
 import torch
 
-from trajectory_transformer.cli.console import console, progress_bar
-from trajectory_transformer.cli.data import SOURCES
+from trajectory_transformer.cli.console import claim, console, progress_bar
+from trajectory_transformer.cli.data import SOURCES, DataFlags
 from trajectory_transformer.cli.parser import changed_flags, command_line
 from trajectory_transformer.config import ModelConfig, PresetName, TokenConfig, TrainConfig
 from trajectory_transformer.data.sources import load_dataset
 from trajectory_transformer.gpu.backends import find_device, joined_world
 from trajectory_transformer.report.dataset import discount_advice
 from trajectory_transformer.runs import Run, resume_run, start_run
+from trajectory_transformer.runs.memory import GIB, training_bytes
 from trajectory_transformer.runs.metrics import TensorBoard, summary_writer
 from trajectory_transformer.runs.settings import RunSettings
 from trajectory_transformer.training.parallel import World
+from trajectory_transformer.training.train import Trainer
 
 TENSORBOARD = "tensorboard"
+WARM_UP_SECONDS = 5.0  # of training before its time is estimated
+LONG_SECONDS = 300.0  # of training that are worth a line
 
 
 class Stopped(KeyboardInterrupt):
@@ -27,15 +32,22 @@ class Stopped(KeyboardInterrupt):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
+class Train(DataFlags):
     """Train a model on a dataset, or resume a run that was stopped."""
 
     positional: ClassVar[dict[str, str]] = {"dataset": SOURCES}
+    required: ClassVar[tuple[str, ...]] = ()
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt train log.csv --columns.observations '[speed, angle]' --columns.actions '[torque]' --out runs/log",
+        "tt train --resume runs/log",
+    )
 
     dataset: str | None = None
-    """A file (.npz, .hdf5, .parquet, .csv), a Minari id, or a benchmark task such as hopper-medium."""
+    """Dataset to train on."""
     out: Path = Path("runs/train")
     """Run folder to write; must not exist."""
+    overwrite: bool = False
+    """Replace what exists there."""
     resume: Path | None = None
     """Resume the run in this folder with the settings it was started with; a dataset given with it is the same data in
     another place."""
@@ -59,6 +71,8 @@ class Train:
         """Train to the end; returns the run folder."""
         if self.tensorboard:
             summary_writer()  # a missing package is reported before anything is written
+        if self.resume is None and "RANK" not in os.environ:  # one of several processes makes the folder
+            claim(self.out, overwrite=self.overwrite)
         with joined_world(find_device(self.device)) as (world, device):
             console.quiet = not world.leads
             with world.first_alone(device):
@@ -73,7 +87,16 @@ class Train:
                 f"training {parameters:,} parameters on {trainer.data.num_windows:,} windows of "
                 f"{trainer.model.gpt.config.window} transitions for {trainer.total_steps:,} steps ({place})"
             )
-            _advance(run)
+            if device.type == "cpu":
+                needed = training_bytes(trainer.model.gpt, trainer.config) / GIB
+                console.print(f"this needs about {needed:.2g} GiB of memory")
+            try:
+                _advance(run)
+            except torch.OutOfMemoryError as error:
+                raise ValueError(
+                    f"the GPU has too little memory ({str(error).splitlines()[0]}); lower --train.batch_size, "
+                    "--model.window or --model.width"
+                ) from error
             console.print(f"wrote {run.folder}")
         return run.folder
 
@@ -88,7 +111,7 @@ class Train:
             return run
         dataset = None
         if self.shards is None and self.dataset is not None:
-            dataset = load_dataset(self.dataset)
+            dataset = load_dataset(self.dataset, self.reading)
             advice = discount_advice(dataset, self.tokens)
             if advice is not None:
                 console.print(f"note: {advice}")
@@ -96,15 +119,28 @@ class Train:
             console.print(f"writing the tokens of {self.dataset} to {self.shards}")
         settings = RunSettings(
             dataset=self.dataset,
+            columns=self.reading,
             shards=None if self.shards is None else str(self.shards),
             tokens=self.tokens,
             model=self.model,
             train=self.train,
             seed=self.seed,
             checkpoint_every=self.checkpoint_every,
-            command=command_line("train", self, leave_out=("preset", "device", "tensorboard")),
+            command=command_line("train", self, leave_out=("preset", "device", "tensorboard", "overwrite")),
         )
         return start_run(settings, self.out, device, world=world, dataset=dataset)
+
+
+def _tell_time(seconds: float, trainer: Trainer) -> None:
+    """Say how long the remaining steps will take, if that is long."""
+    left = seconds * (trainer.total_steps - trainer.step)
+    if left > LONG_SECONDS:
+        hours, minutes = int(left // 3600), int(left % 3600 // 60)
+        text = f"{hours} h {minutes} min" if hours else f"{minutes} min"
+        console.print(
+            f"about {text} for {trainer.total_steps - trainer.step:,} more steps at {seconds:.2g} s each; fewer: "
+            "--train.steps, shorter: --model.window, --model.width, --train.batch_size"
+        )
 
 
 def _advance(run: Run) -> None:
@@ -112,16 +148,23 @@ def _advance(run: Run) -> None:
     trainer, started = run.trainer, time.perf_counter()
     with progress_bar("loss", "speed") as bar:
         task = bar.add_task("training", total=trainer.total_steps, completed=trainer.step, loss="", speed="")
+        first, estimated = trainer.step, False
         for metrics in run.advance():
             bar.update(task, completed=trainer.step)
+            if trainer.step == first + 1:
+                warm = time.perf_counter()  # the first step is slower than others
+            elif not estimated and (time.perf_counter() - warm > WARM_UP_SECONDS):
+                estimated = True
+                _tell_time((time.perf_counter() - warm) / (trainer.step - first - 1), trainer)
             if metrics is not None:
                 speed = f"{metrics.tokens_per_second / 1000:.3g}k tokens/s"
                 bar.update(task, loss=f"loss {metrics.loss:.3f}", speed=speed)
     if not run.finished:
-        console.print(
+        if not trainer.world.leads:
+            raise SystemExit(130)
+        raise Stopped(
             f"stopped at step {trainer.step} of {trainer.total_steps}; resume with: tt train --resume {run.folder}"
         )
-        raise Stopped if trainer.world.leads else SystemExit(130)
     console.print(f"trained to step {trainer.step} in {time.perf_counter() - started:.0f} s")
     if run.has_diverged and run.best is not None and run.last is not None:
         console.print(

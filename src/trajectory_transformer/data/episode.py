@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,22 +80,49 @@ class Dimension:
     """One entry of an observation or action vector."""
 
     name: str
-    categories: int = 0  # number of categories; their values are 0, 1, ...; 0: continuous
+    categories: int = 0  # number of categories; their numbers are 0, 1, ...; 0: continuous
+    labels: tuple[str | int, ...] = ()  # what was recorded for each category; empty: its number
 
     def __post_init__(self) -> None:
         """Check the number of categories."""
+        object.__setattr__(self, "labels", tuple(self.labels))  # a list if it was read from JSON
         if self.categories < 0:
             raise ValueError(f"dimension {self.name!r}: categories must not be negative, got {self.categories}")
+        if self.labels and (len(self.labels) != self.categories or len(set(self.labels)) != self.categories):
+            raise ValueError(
+                f"dimension {self.name!r}: {self.categories} categories need as many different labels, "
+                f"got {list(self.labels)}"
+            )
 
 
-def join_dimensions(kind: str, names: Sequence[str], categories: Sequence[int]) -> tuple[Dimension, ...]:
-    """Dimensions from the two lists that files store; either list may be empty, `kind` gives the default names."""
-    if names and categories and len(names) != len(categories):
+def dimension_fields(observations: Sequence[Dimension], actions: Sequence[Dimension]) -> dict[str, list[Any]]:
+    """Dimensions as lists for JSON: names, categories and labels."""
+    fields: dict[str, list[Any]] = {}
+    for kind, dimensions in (("observation", observations), ("action", actions)):
+        fields[f"{kind}_names"] = [each.name for each in dimensions]
+        fields[f"{kind}_categories"] = [each.categories for each in dimensions]
+        if any(each.labels for each in dimensions):
+            fields[f"{kind}_labels"] = [list(each.labels) for each in dimensions]
+    return fields
+
+
+def dimensions_from(kind: str, stored: Mapping[str, Sequence[Any]]) -> tuple[Dimension, ...]:
+    """The dimensions of a kind from what `dimension_fields` made; each list may be missing or empty."""
+    given = {part: stored.get(f"{kind}_{part}", ()) for part in ("names", "categories", "labels")}
+    lengths = {f"{kind}_{part}": len(values) for part, values in given.items() if len(values)}
+    if len(set(lengths.values())) > 1:
         raise ValueError(
-            f"{kind}_names and {kind}_categories must have the same length, got {len(names)} and {len(categories)}"
+            f"{' and '.join(lengths)} must have the same length, got {' and '.join(map(str, lengths.values()))}"
         )
-    names = names or _default_names(kind, len(categories))
-    return tuple(Dimension(str(name), int(n)) for name, n in zip(names, categories or [0] * len(names), strict=True))
+    count = max(lengths.values(), default=0)
+    names = given["names"] or _default_names(kind, count)
+    counts, labels = given["categories"] or [0] * count, given["labels"] or [()] * count
+    return tuple(Dimension(str(name), int(n), tuple(each)) for name, n, each in zip(names, counts, labels, strict=True))
+
+
+def default_dimensions(kind: str, count: int) -> tuple[Dimension, ...]:
+    """Continuous dimensions with numbers for names."""
+    return tuple(map(Dimension, _default_names(kind, count)))
 
 
 def _default_names(kind: str, count: int) -> list[str]:
@@ -122,7 +150,7 @@ class Dataset:
                 )
         for kind, count in (("observation", self.observation_dim), ("action", self.action_dim)):
             name = f"{kind}_dimensions"
-            given = tuple(getattr(self, name)) or join_dimensions(kind, _default_names(kind, count), ())
+            given = tuple(getattr(self, name)) or default_dimensions(kind, count)
             if len(given) != count:
                 raise ValueError(f"{name} must have {count} entries, one per {kind} dimension, got {len(given)}")
             object.__setattr__(self, name, given)  # the dataclass is frozen
@@ -212,9 +240,8 @@ def save_npz(dataset: Dataset, path: str | Path) -> None:
         "outcomes": np.array(json.dumps([dict(episode.outcome) for episode in episodes])),
         "metadata": np.array(json.dumps(dict(dataset.metadata))),
     }
-    for kind, dimensions in (("observation", dataset.observation_dimensions), ("action", dataset.action_dimensions)):
-        arrays[f"{kind}_names"] = np.array([dimension.name for dimension in dimensions])
-        arrays[f"{kind}_categories"] = np.array([dimension.categories for dimension in dimensions], dtype=np.int64)
+    for name, values in dimension_fields(dataset.observation_dimensions, dataset.action_dimensions).items():
+        arrays[name] = np.array(json.dumps(values) if name.endswith("_labels") else values)
     rewards = [episode.rewards for episode in episodes if episode.rewards is not None]
     goals = [episode.goal for episode in episodes if episode.goal is not None]
     maps = [episode.map for episode in episodes if episode.map is not None]
@@ -228,16 +255,21 @@ def save_npz(dataset: Dataset, path: str | Path) -> None:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
-def load_npz(path: str | Path) -> Dataset:
-    """Read a dataset that `save_npz` wrote; raises a ValueError that names file and episode if it is invalid."""
-    path = Path(path)
+def read_npz(path: Path, only: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a `.npz` file, or those of them in `only`."""
     try:
         # np.load does not close the file if it is not a complete archive.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            # Files written before version 0.1 store maps as "contexts".
-            arrays = {"maps" if name == "contexts" else name: file[name] for name in file.files}
+            return {name: file[name] for name in file.files if only is None or name in only}
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: not a readable .npz dataset ({error})") from error
+
+
+def load_npz(path: str | Path) -> Dataset:
+    """Read a dataset that `save_npz` wrote; raises a ValueError that names file and episode if it is invalid."""
+    path = Path(path)
+    # Files written before version 0.1 store maps as "contexts".
+    arrays = {"maps" if name == "contexts" else name: array for name, array in read_npz(path).items()}
     missing = [name for name in ("format", "lengths", "terminated", "observations", "actions") if name not in arrays]
     if missing:
         raise ValueError(f"{path}: a dataset file needs the array {missing[0]!r}, got {sorted(arrays)}")
@@ -270,9 +302,8 @@ def load_npz(path: str | Path) -> Dataset:
     for index, length in enumerate(lengths.tolist()):
         start, end = end, end + length
         try:
-            with np.errstate(
-                over="ignore"
-            ):  # values outside the range of float32 become infinite, and Episode refuses them
+            # Values outside the range of float32 become infinite, and Episode refuses them.
+            with np.errstate(over="ignore"):
                 episode = Episode(
                     observations=arrays["observations"][start + index : end + index + 1].astype(np.float32),
                     actions=arrays["actions"][start:end].astype(np.float32),
@@ -287,9 +318,9 @@ def load_npz(path: str | Path) -> Dataset:
             raise ValueError(f"{path}, episode {index}: {error}") from error
     stored = {name: array.tolist() for name, array in arrays.items() if name.endswith(("_names", "_categories"))}
     try:
+        stored |= {name: json.loads(str(array)) for name, array in arrays.items() if name.endswith("_labels")}
         observation_dimensions, action_dimensions = (
-            join_dimensions(kind, stored.get(f"{kind}_names", ()), stored.get(f"{kind}_categories", ()))
-            for kind in ("observation", "action")
+            dimensions_from(kind, stored) for kind in ("observation", "action")
         )
         return Dataset(tuple(episodes), metadata, observation_dimensions, action_dimensions)
     except ValueError as error:

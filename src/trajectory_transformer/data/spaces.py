@@ -56,7 +56,11 @@ class Leaf:
         else:
             name = ".".join(str(key) for key in self.path)
             names = [name] if self.dim == 1 else [f"{name}[{index}]" for index in range(self.dim)]
-        return tuple(map(Dimension, names, self.categories))
+        starts = np.broadcast_to(self.start, self.space.shape or ()).ravel().tolist()
+        return tuple(
+            Dimension(name, count, tuple(range(start, start + count)) if start else ())
+            for name, count, start in zip(names, self.categories, starts, strict=True)
+        )
 
 
 def leaves(space: Space, what: str, path: Path = ()) -> list[Leaf]:
@@ -86,11 +90,25 @@ def split_goal(space: Space) -> tuple[list[Leaf], list[Leaf]]:
     """
     map = map_leaf(space)
     every = [leaf for leaf in leaves(space, "observations") if map is None or leaf.path != map.path]
+    for leaf in every:
+        _refuse_image(leaf)
     if not isinstance(space, spaces.Dict) or not {GOAL, "observation"} <= set(space):
         return every, []
     repeats = ACHIEVED in space.spaces and space[ACHIEVED] == space["observation"]
     left_out = {GOAL, ACHIEVED} if repeats else {GOAL}
     return [leaf for leaf in every if leaf.path[0] not in left_out], [leaf for leaf in every if leaf.path[0] == GOAL]
+
+
+def _refuse_image(leaf: Leaf) -> None:
+    """Refuse images: every number of an observation becomes a token, so one image would be thousands of them."""
+    shape = leaf.space.shape or ()
+    if len(shape) >= 3 or (len(shape) == 2 and leaf.space.dtype == np.uint8):
+        name = ".".join(map(str, leaf.path))
+        raise ValueError(
+            f"observations{f' {name!r}' if name else ''} of shape {shape} are images, which are not supported: every "
+            f"number becomes a token, {leaf.dim:,} for each step. Encode them as vectors of a few dozen numbers first "
+            "(gymnasium.ObservationWrapper), or observe the state of the simulator instead"
+        )
 
 
 def total_dim(parts: Sequence[Leaf]) -> int:

@@ -5,6 +5,8 @@ from typing import Any
 
 import gymnasium
 
+from trajectory_transformer.files import allow_local_modules
+
 FOUR_ROOMS_ID = "tt/FourRooms-v0"
 FOUR_ROOMS_RACE_ID = "tt/FourRoomsRace-v0"
 MULTI_ROOM_ID = "MiniGrid-MultiRoom-N4-S5-v0"
@@ -29,7 +31,12 @@ def is_minigrid(env_id: str) -> bool:
 
 
 def make_env(env_id: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """Make an environment by id; MiniGrid environments are wrapped in `GoalOnMap`."""
+    """Make an environment by id; MiniGrid environments are wrapped in `GoalOnMap`.
+
+    The id `module:Id-v0` imports a module first, which registers the environment; it may be in the working directory.
+    """
+    if ":" in env_id:
+        allow_local_modules()
     if not is_minigrid(env_id):
         return gymnasium.make(env_id, **options)
     from trajectory_transformer.envs.minigrid import GoalOnMap  # an optional dependency

@@ -14,7 +14,7 @@ from trajectory_transformer.checkpoint import (
     token_config_from,
 )
 from trajectory_transformer.config import ModelConfig, TokenConfig
-from trajectory_transformer.data.episode import Dataset, MapArray, Metadata
+from trajectory_transformer.data.episode import Dataset, MapArray, Metadata, dimension_fields, dimensions_from
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.tokens.discretizer import discretizer_from, discretizer_tensors
 from trajectory_transformer.tokens.layout import TokenLayout
@@ -80,6 +80,7 @@ class TrajectoryModel:
             "layout": asdict(self.layout),
             "tokens": asdict(self.tokenizer.config),
             "model": asdict(self.gpt.config),
+            "dimensions": dimension_fields(self.tokenizer.observation_dimensions, self.tokenizer.action_dimensions),
             "metadata": dict(self.metadata),
         }
         save_checkpoint(Path(folder), tensors, description)
@@ -96,6 +97,8 @@ class TrajectoryModel:
             discretizer = discretizer_from({name.removeprefix(_DISCRETIZER): tensors.pop(name) for name in names})
             gpt.load_state_dict({name.removeprefix("gpt."): value for name, value in tensors.items()})
             metadata = description["metadata"]
+            # Checkpoints of earlier versions do not name the dimensions.
+            named = [dimensions_from(kind, description.get("dimensions", {})) for kind in ("observation", "action")]
             if (
                 len(tokens.goal_dims) != layout.goal_dim
                 or discretizer.num_dims != layout.size
@@ -105,4 +108,10 @@ class TrajectoryModel:
         except (KeyError, TypeError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"{folder}: weights and description do not match ({reason})") from error
-        return cls(gpt.to(device).eval(), Tokenizer(layout, discretizer, tokens), metadata)
+        broken = next((name for name, value in gpt.state_dict().items() if not value.isfinite().all()), None)
+        if broken is not None:
+            raise ValueError(
+                f"{folder}: the weights are not finite ({broken} has NaN or infinite values), so it cannot plan; train "
+                "again with a lower --train.learning_rate"
+            )
+        return cls(gpt.to(device).eval(), Tokenizer(layout, discretizer, tokens, *named), metadata)

@@ -104,29 +104,31 @@ def discount_advice(dataset: Dataset, config: TokenConfig) -> str | None:
 
 def dataset_figure(dataset: Dataset, columns: int = 4) -> Figure:
     """Histograms of returns, episode lengths and every dimension."""
-    observation_names = [dimension.name for dimension in dataset.observation_dimensions]
-    action_names = [dimension.name for dimension in dataset.action_dimensions]
-    steps = {
-        **dict(zip(observation_names, np.concatenate([e.observations for e in dataset]).T, strict=True)),
-        **dict(zip(action_names, np.concatenate([e.actions for e in dataset]).T, strict=True)),
-    }
-    panels: dict[str, tuple[npt.NDArray[np.floating], str]] = {}
+    # A list: an observation and an action may have the same name.
+    steps = [
+        (dimension.name, values, color)
+        for dimensions, rows, color in (
+            (dataset.observation_dimensions, [e.observations for e in dataset], "tab:blue"),
+            (dataset.action_dimensions, [e.actions for e in dataset], "tab:orange"),
+        )
+        for dimension, values in zip(dimensions, np.concatenate(rows).T, strict=True)
+    ]
+    panels: list[tuple[str, npt.NDArray[np.floating], str]] = []
     if dataset.has_rewards:
-        panels["return per episode"] = (np.array([e.total_reward for e in dataset]), "tab:green")
-    panels["steps per episode"] = (np.array([float(len(e)) for e in dataset]), "tab:green")
-    for name, values in list(steps.items())[:_MAX_PANELS]:
-        panels[name] = (values, "tab:orange" if name in action_names else "tab:blue")
+        panels.append(("return per episode", np.array([e.total_reward for e in dataset]), "tab:green"))
+    panels.append(("steps per episode", np.array([float(len(e)) for e in dataset]), "tab:green"))
+    panels += steps[:_MAX_PANELS]
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(3.0 * columns, 2.0 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for panel, (name, (values, color)) in zip(axes, panels.items(), strict=False):
+    for panel, (name, values, color) in zip(axes, panels, strict=False):
         panel.hist(values, bins=60, color=color)
         panel.set_title(name, fontsize=9)
         panel.tick_params(labelsize=7)
         panel.set_yticks([])
     for panel in axes[len(panels) :]:
         panel.set_axis_off()
-    hidden = len(steps) + 2 - len(panels) if len(steps) > _MAX_PANELS else 0
+    hidden = max(len(steps) - _MAX_PANELS, 0)
     title = f"{len(dataset)} episodes, {dataset.num_steps} steps"
     figure.suptitle(title + (f"; {hidden} more dimensions not shown" if hidden else ""), fontsize=11)
     return figure

@@ -103,8 +103,13 @@ def loss_figure(metrics: str | Path) -> Figure:
     return figure
 
 
-def prediction_figure(prediction: Prediction, episode: Episode, *, start: int, dims: Sequence[int]) -> Figure:
-    """Recorded observations and sampled predictions: the median and the central 50 % and 90 % of the samples."""
+def prediction_figure(
+    prediction: Prediction, episode: Episode, *, start: int, dims: Sequence[int], names: Sequence[str] = ()
+) -> Figure:
+    """Recorded observations and sampled predictions: the median and the central 50 % and 90 % of the samples.
+
+    `names` has the name of every observation dimension.
+    """
     figure = Figure(figsize=(8, 1.8 * len(dims) + 0.6), layout="constrained")
     panels = np.atleast_1d(figure.subplots(len(dims), 1, sharex=True))
     horizon = prediction.observations.shape[1]
@@ -122,7 +127,7 @@ def prediction_figure(prediction: Prediction, episode: Episode, *, start: int, d
         panel.plot(steps, middle, color="tab:blue", label="median")
         panel.plot(past, episode.observations[past, dim], color="black", linewidth=1.2, label="recorded")
         panel.axvline(start, color="gray", linestyle=":")
-        panel.set_ylabel(f"observation {dim}")
+        panel.set_ylabel(names[dim] if names else f"observation {dim}")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
     panels[-1].set_xlabel("step of the episode")

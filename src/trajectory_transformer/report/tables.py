@@ -16,6 +16,8 @@ BEGIN, END = "<!-- results -->", "<!-- /results -->"
 # A marker can select folders and single results: <!-- results race minigrid/v1 -->
 _BLOCK = re.compile(r"(<!-- (results|scores|locomotion)((?: [\w./=-]+)*) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
+_DESCRIPTIONS = ("run.json", "checkpoint.json")  # of a run folder, beside its results
+
 # Metrics that the tables show, in this order, with their labels.
 SHOWN = {
     "success_rate": "goals reached",
@@ -80,16 +82,18 @@ def scores_table(folder: str | Path, *, parts: Sequence[str], seen_from: str | P
         path = folder / f"{name}.json"
         result = _read(path)
         metrics = result["metrics"]
-        metric = next(each for each in ("normalized_score", "success_rate", "return") if each in metrics)
+        metric = next((each for each in ("normalized_score", "success_rate", "return") if f"{each}_n" in metrics), None)
+        if metric is None:
+            raise ValueError(f"{path}: has no score; a table of scores needs normalized_score, success_rate or return")
         reference = ""
         if other:
             reference = _score(_read(folder / f"{other}.json")["metrics"], metric)
         elif "expert_return" in metrics:
-            references = references_of(result["settings"]["env"])
-            assert references is not None, "a result with a normalised score has references"
-            reference = f"{normalized_score(metrics['expert_return'], references):.3g} (expert)"
+            references = references_of(str(result.get("settings", {}).get("env", "")))
+            if references is not None:
+                reference = f"{normalized_score(metrics['expert_return'], references):.3g} (expert)"
         link = Path(os.path.relpath(path, seen_from or folder.parent)).as_posix()
-        task = result["name"].split(" ", 1)[1]
+        task = str(result.get("name", name)).partition(" ")[2] or name
         count = f"{metrics[f'{metric}_n']:.0f}"
         rows.append(f"| {task} | {_score(metrics, metric)} | {reference} | {count} | [{name}]({link}) |")
     return "\n".join(rows)
@@ -129,9 +133,10 @@ def has_markers(document: str | Path) -> bool:
 
 
 def _files(folder: Path, part: str) -> list[Path]:
-    """The result files in a subfolder, or the single result of this name."""
+    """The result files in a subfolder, or the single result of this name; a run folder may be one of them."""
     single = folder / f"{part}.json"
-    return [single] if single.is_file() else sorted((folder / part).rglob("*.json"))
+    found = sorted(path for path in (folder / part).rglob("*.json") if path.name not in _DESCRIPTIONS)
+    return [single] if single.is_file() else found
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Record an episode as a video of the environment's rendered frames; needs no display."""
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from trajectory_transformer.envs import make_env
 from trajectory_transformer.rollout import Policy, rollout
 
 Frame = npt.NDArray[np.uint8]
+MIN_SECONDS = 3
+MIN_RATE = 4  # frames per second
 
 
 def video_writer(path: str | Path) -> Callable[[Sequence[Frame], int], None]:
@@ -43,9 +47,10 @@ def video_writer(path: str | Path) -> Callable[[Sequence[Frame], int], None]:
 class _FrameRecorder(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Keeps the rendered frames of an environment."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], on_frame: Callable[[], None]) -> None:
         super().__init__(env)
         self.frames: list[Frame] = []
+        self._on_frame = on_frame
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         result = self.env.reset(**options)
@@ -59,17 +64,63 @@ class _FrameRecorder(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _render(self) -> None:
         self.frames.append(np.array(self.env.render(), dtype=np.uint8))
+        self._on_frame()
+
+
+def check_video(path: str | Path, env_id: str, env_options: Mapping[str, Any] | None = None) -> None:
+    """Render one frame, so that an environment without pictures is refused before anything is played."""
+    video_writer(path)
+    with _rendering(env_id, env_options) as env:
+        try:
+            env.reset(seed=0)
+            frame = env.render()
+        except Exception as error:  # drivers raise exceptions of their own
+            raise ValueError(f"environment {env_id!r} cannot be recorded: {error}") from error
+    if not isinstance(frame, np.ndarray) or frame.ndim != 3:
+        kind = type(frame).__name__
+        raise ValueError(f"environment {env_id!r} cannot be recorded: it must render pictures as arrays, got {kind}")
+
+
+@contextmanager
+def _rendering(env_id: str, env_options: Mapping[str, Any] | None) -> Iterator[gymnasium.Env[Any, Any]]:
+    """The environment with pictures as arrays."""
+    with warnings.catch_warnings():
+        # Gymnasium warns about a render mode that an environment does not have, and goes on.
+        warnings.filterwarnings("error", message=".*render_mode")
+        try:
+            env = make_env(env_id, render_mode="rgb_array", **(env_options or {}))
+        except Exception as error:
+            raise ValueError(
+                f"environment {env_id!r} cannot be recorded: it has no render mode rgb_array ({error})"
+            ) from error
+    try:
+        yield env
+    finally:
+        env.close()
 
 
 def record_video(
-    path: str | Path, env_id: str, policy: Policy, *, seed: int, env_options: Mapping[str, Any] | None = None
+    path: str | Path,
+    env_id: str,
+    policy: Policy,
+    *,
+    seed: int,
+    env_options: Mapping[str, Any] | None = None,
+    on_frame: Callable[[], None] = lambda: None,
 ) -> None:
-    """Play one episode and write it as a video."""
+    """Play one episode and write it as a video of at least 3 seconds; `on_frame` is called after each frame."""
     path = Path(path)
     write = video_writer(path)
-    recorder = _FrameRecorder(make_env(env_id, render_mode="rgb_array", **(env_options or {})))
-    envs = SyncVectorEnv([lambda: recorder], copy=False, autoreset_mode=AutoresetMode.DISABLED)
-    rollout(envs, policy, num_episodes=1, seed=seed)
+    with _rendering(env_id, env_options) as env:
+        recorder = _FrameRecorder(env, on_frame)
+        envs = SyncVectorEnv([lambda: recorder], copy=False, autoreset_mode=AutoresetMode.DISABLED)
+        rollout(envs, policy, num_episodes=1, seed=seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(recorder.frames, int(recorder.metadata.get("render_fps", 30)))
-    envs.close()
+    write(*_paced(recorder.frames, int(recorder.metadata.get("render_fps", 30))))
+
+
+def _paced(frames: Sequence[Frame], rate: int) -> tuple[Sequence[Frame], int]:
+    """Slow a short episode down, and hold the last frame of a very short one."""
+    rate = max(min(rate, len(frames) // MIN_SECONDS), MIN_RATE)
+    held = max(MIN_SECONDS * rate - len(frames), 0)
+    return [*frames, *[frames[-1]] * held], rate

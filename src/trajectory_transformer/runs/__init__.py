@@ -1,5 +1,6 @@
 """Run folders: start a training run, stop it at any moment, resume it to the same weights."""
 
+import logging
 import shlex
 import signal
 import sys
@@ -20,13 +21,17 @@ from trajectory_transformer.files import replacing
 from trajectory_transformer.gpu.backends import find_device, make_batch_maker, make_engine
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.results import write_result
+from trajectory_transformer.runs.memory import check_memory
 from trajectory_transformer.runs.metrics import JsonLines, MetricsWriter
 from trajectory_transformer.runs.settings import RUN, RunSettings
 from trajectory_transformer.runs.sources import identity, open_or_build_shards
+from trajectory_transformer.tokens.checks import dataset_warnings
 from trajectory_transformer.tokens.shards import open_shards
 from trajectory_transformer.tokens.windows import tokenize
 from trajectory_transformer.training.parallel import World
 from trajectory_transformer.training.train import Metrics, Trainer
+
+log = logging.getLogger(__name__)
 
 RESUME, METRICS, TRAINING = "resume.safetensors", "metrics.jsonl", "training.json"
 
@@ -188,8 +193,8 @@ def start_run(
     require(settings.checkpoint_every >= 1, "checkpoint_every must be at least 1", settings.checkpoint_every)
     world = world or World()
     if folder is not None and folder.exists() and world.leads:
-        raise ValueError(f"{folder} exists already; choose another folder with --out or remove it")
-    trainer = _make_trainer(settings, device, world, dataset)
+        raise ValueError(f"{folder} exists already; choose another folder, or remove it")
+    trainer = _make_trainer(settings, device, world, dataset, is_new=True)
     if folder is not None and world.leads:
         settings = _described(settings, trainer, dataset)
         with replacing(folder) as temporary:
@@ -218,12 +223,18 @@ def resume_run(
         given = settings.dataset if dataset is None else dataset
         if given is None:
             raise ValueError(f"{folder} was trained on episodes in memory: pass them again to resume")
-        found = identity(given if isinstance(given, Dataset) else str(given))
+        if not isinstance(given, Dataset) and Path(given).is_absolute() and not Path(given).exists():
+            raise ValueError(
+                f"{folder} was started on {given}, which no longer exists; if the data was moved, name its new place: "
+                f"tt train DATASET --resume {folder}"
+            )
+        found = identity(given if isinstance(given, Dataset) else str(given), settings.columns)
         exists = isinstance(given, Dataset) or Path(given).exists()
         if settings.source is not None and exists and found != settings.source:
             raise ValueError(
                 f"{folder} was started on a different dataset (expected {settings.source}, got {found}); "
-                f"resuming needs the same data{'' if isinstance(given, Dataset) else f', has {given} changed?'}"
+                f"resuming needs the same data{'' if isinstance(given, Dataset) else f', has {given} changed?'} Name "
+                f"another place with: tt train DATASET --resume {folder}"
             )
         if not isinstance(given, Dataset):
             settings = replace(settings, dataset=str(given))
@@ -242,20 +253,31 @@ def _make_trainer(
     world: World,
     dataset: Dataset | None,
     source: str | None = None,
+    is_new: bool = False,
 ) -> Trainer:
-    """Model, data and engine at step 0."""
+    """Model, data and engine at step 0; a new run is checked for settings that do not suit the data or the machine."""
     if settings.shards is None:
         if dataset is None:
             if settings.dataset is None:
                 raise ValueError("name the dataset to train on, for example: data/collected.npz")
-            dataset = load_dataset(settings.dataset)
+            dataset = load_dataset(settings.dataset, settings.columns)
         model = TrajectoryModel.create(dataset, settings.tokens, settings.model, seed=settings.seed)
+        for sentence in dataset_warnings(dataset, model.tokenizer) if is_new and world.leads else ():
+            log.warning("%s", sentence)
         data = tokenize(dataset, model.tokenizer).to(device)
     else:
         given = dataset if dataset is not None else settings.dataset
-        shards = open_or_build_shards(Path(settings.shards), given, settings.tokens, source)
+        shards = open_or_build_shards(Path(settings.shards), given, settings.tokens, source, settings.columns)
         model = TrajectoryModel.build(shards.tokenizer, settings.model, shards.metadata, seed=settings.seed)
         data = shards.data  # stays memory-mapped on the host; batches are sent to the device
+    if is_new:
+        longest, window = int(data.num_rows.max()), settings.model.window
+        require(
+            window <= longest,
+            f"model.window must be at most {longest}, the states of the longest episode: set --model.window {longest}",
+            window,
+        )
+        check_memory(model.gpt, settings.train, device)
     model.gpt.to(device)
     return Trainer(
         model,
@@ -277,7 +299,7 @@ def _described(settings: RunSettings, trainer: Trainer, dataset: Dataset | None)
         shards = str(Path(settings.shards).resolve())
         source = open_shards(shards).source
     elif settings.dataset is not None:
-        source = identity(settings.dataset)
+        source = identity(settings.dataset, settings.columns)
     elif dataset is not None:
         source = identity(dataset)
     return replace(settings, dataset=name, shards=shards, source=source, tokens=trainer.model.tokenizer.config)

@@ -8,6 +8,7 @@ from typing import Any
 
 from trajectory_transformer.checkpoint import model_config_from, token_config_from
 from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
+from trajectory_transformer.data.sources.columns import Columns, parse_columns
 from trajectory_transformer.files import write_atomically
 from trajectory_transformer.tokens.tokenizer import CONVENTIONS
 from trajectory_transformer.training.optim import GRAD_CLIP, RECIPES, OptimizerRecipe
@@ -20,6 +21,7 @@ class RunSettings:
     """Everything that a run is a function of."""
 
     dataset: str | None = None  # a name that `load_dataset` reads; None for episodes in memory or shards alone
+    columns: Columns | None = None  # how it is read
     shards: str | None = None
     source: str | None = None  # identifies the data
     tokens: TokenConfig = field(default_factory=TokenConfig)
@@ -39,6 +41,8 @@ class RunSettings:
         try:
             stored = json.loads((folder / RUN).read_text())
             known = {**stored, **_upgraded(folder, stored)}
+            if known.get("columns") is not None:
+                known["columns"] = parse_columns(known["columns"], str(folder / RUN), complete=False)
             known["tokens"] = token_config_from(known["tokens"])
             known["model"] = model_config_from(known["model"])
             known["train"] = TrainConfig(**known["train"])

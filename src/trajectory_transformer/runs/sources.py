@@ -1,18 +1,27 @@
 """The data of a run: what identifies a dataset, and its tokens as memory-mapped shards."""
 
 import hashlib
+import logging
 from dataclasses import asdict
 from pathlib import Path
 
 from trajectory_transformer.config import TokenConfig
-from trajectory_transformer.data.episode import Dataset
-from trajectory_transformer.data.sources import load_dataset
+from trajectory_transformer.data.episode import Dataset, dimension_fields
+from trajectory_transformer.data.sources import Columns, load_dataset
+from trajectory_transformer.data.sources.columns import columns_path
+from trajectory_transformer.data.sources.lerobot import is_lerobot
+from trajectory_transformer.tokens.checks import dataset_warnings
 from trajectory_transformer.tokens.shards import Shards, build_shards, open_shards
 from trajectory_transformer.tokens.tokenizer import Tokenizer, layout_of
 
+log = logging.getLogger(__name__)
 
-def identity(dataset: Dataset | str) -> str:
-    """What identifies a dataset: a digest of its file, folder or episodes; the name of anything else."""
+
+def identity(dataset: Dataset | str, columns: Columns | None = None) -> str:
+    """What identifies a dataset: a digest of its file, folder or episodes; the name of anything else.
+
+    How the rows of a table become episodes is a part of it: `columns`, and the YAML file beside the table.
+    """
     if isinstance(dataset, Dataset):
         digest = hashlib.sha256()
         for episode in dataset:
@@ -21,13 +30,23 @@ def identity(dataset: Dataset | str) -> str:
                 digest.update(b"none" if part is None else part.tobytes())
         return f"episodes:{digest.hexdigest()}"
     path = Path(dataset)
+    known = columns_path(path)
+    reading = [known.read_text()] if known.is_file() else []
+    reading += [] if columns is None else [columns.to_yaml()]
+    found = _content(path) or f"name:{dataset}"
+    return "sha256:" + hashlib.sha256("\n".join([found, *reading]).encode()).hexdigest() if reading else found
+
+
+def _content(path: Path) -> str | None:
+    """A digest of a file or folder; None if there is none."""
     if path.is_file():
         return _digest(path)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
+        parts = [path / "meta", path / "data"] if is_lerobot(path) else [path]  # without its videos
+        files = sorted(file for part in parts for file in part.rglob("*") if file.is_file())
         digests = [f"{file.relative_to(path)} {_digest(file)}\n" for file in files]
         return "sha256:" + hashlib.sha256("".join(digests).encode()).hexdigest()
-    return f"name:{dataset}"
+    return None
 
 
 def _digest(path: Path) -> str:
@@ -36,7 +55,11 @@ def _digest(path: Path) -> str:
 
 
 def open_or_build_shards(
-    folder: Path, dataset: Dataset | str | None, tokens: TokenConfig, source: str | None = None
+    folder: Path,
+    dataset: Dataset | str | None,
+    tokens: TokenConfig,
+    source: str | None = None,
+    columns: Columns | None = None,
 ) -> Shards:
     """The tokens of a dataset in a folder: written now if the folder does not exist, refused if they differ.
 
@@ -46,7 +69,7 @@ def open_or_build_shards(
     if folder.exists() and any(folder.iterdir()):
         shards = open_shards(folder)
         resumes = source is not None
-        source = source or (shards.source if dataset is None else identity(dataset))
+        source = source or (shards.source if dataset is None else identity(dataset, columns))
         if shards.source != source:
             raise ValueError(
                 f"{folder} holds tokens of a different dataset (expected {source}, got {shards.source}); "
@@ -57,15 +80,19 @@ def open_or_build_shards(
         return shards
     if dataset is None:
         raise ValueError(f"{folder}: no token shards there; name the dataset to make them from")
-    episodes = dataset if isinstance(dataset, Dataset) else load_dataset(dataset)
+    episodes = dataset if isinstance(dataset, Dataset) else load_dataset(dataset, columns)
     layout_of(episodes, tokens)  # refuses settings that do not suit the data
+    tokenizer = Tokenizer.fit(episodes, tokens)
+    for sentence in dataset_warnings(episodes, tokenizer):
+        log.warning("%s", sentence)
     build_shards(
         folder,
         lambda: episodes,
         tokens,
         metadata=episodes.metadata,
-        source=identity(dataset),
-        discretizer=Tokenizer.fit(episodes, tokens).discretizer,
+        source=identity(dataset, columns),
+        discretizer=tokenizer.discretizer,
+        dimensions=dimension_fields(episodes.observation_dimensions, episodes.action_dimensions),
     )
     return open_shards(folder)
 

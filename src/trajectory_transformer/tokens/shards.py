@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trajectory_transformer.checkpoint import read_tensors, token_config_from, write_tensors
 from trajectory_transformer.config import TokenConfig
-from trajectory_transformer.data.episode import Dataset, DoubleArray, Episode, Metadata
+from trajectory_transformer.data.episode import Dataset, DoubleArray, Episode, Metadata, dimensions_from
 from trajectory_transformer.files import replacing, write_atomically
 from trajectory_transformer.tokens.discretizer import Discretizer, discretizer_from, discretizer_tensors
 from trajectory_transformer.tokens.layout import TokenLayout
@@ -119,13 +119,15 @@ def build_shards(
     source: str = "",
     action_categories: Sequence[int] = (),
     discretizer: Discretizer | None = None,
+    dimensions: Mapping[str, Sequence[Any]] | None = None,
     sample_values: int = SAMPLE_VALUES,
     seed: int = 0,
 ) -> None:
     """Write the tokens of a stream of episodes as a folder.
 
     `read` is called once per pass over the stream: to look at the first episode, to fit the discretizer if none is
-    given, and to write. At most one episode and the sample of `fit_stream` are in memory at a time.
+    given, and to write. At most one episode and the sample of `fit_stream` are in memory at a time. `dimensions` has
+    the names, categories and labels of `dimension_fields`.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
@@ -150,6 +152,7 @@ def build_shards(
             "layout": asdict(layout),
             "tokens": asdict(config),
             "metadata": dict(metadata or {}),
+            "dimensions": dict(dimensions or {}),
             "arrays": arrays,
         }
         write_atomically(temporary / INDEX, (json.dumps(index, indent=2) + "\n").encode())
@@ -176,9 +179,11 @@ def open_shards(folder: str | Path) -> Shards:
         names = [*_types(np.uint8), *(["maps"] if "maps" in index["arrays"] else [])]
         arrays = {name: _map(folder / f"{name}.bin", index["arrays"][name]) for name in names}
         discretizer = discretizer_from(read_tensors(folder / DISCRETIZER)[0])
+        named = [dimensions_from(kind, index.get("dimensions", {})) for kind in ("observation", "action")]
+        layout, tokens = TokenLayout(**index["layout"]), token_config_from(index["tokens"])
         return Shards(
             data=TokenizedDataset(**arrays, first_row=arrays["num_rows"].cumsum(0) - arrays["num_rows"]),
-            tokenizer=Tokenizer(TokenLayout(**index["layout"]), discretizer, token_config_from(index["tokens"])),
+            tokenizer=Tokenizer(layout, discretizer, tokens, *named),
             metadata=index["metadata"],
             source=index["source"],
         )

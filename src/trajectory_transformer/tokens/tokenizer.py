@@ -1,5 +1,6 @@
 """Episodes to tokens and back: layout, discretizer and settings as one object."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from trajectory_transformer.config import TokenConfig
-from trajectory_transformer.data.episode import Dataset, DoubleArray, Episode, returns_to_go
+from trajectory_transformer.data.episode import (
+    Dataset,
+    Dimension,
+    DoubleArray,
+    Episode,
+    default_dimensions,
+    returns_to_go,
+)
 from trajectory_transformer.tokens.discretizer import Discretizer, TokenArray
 from trajectory_transformer.tokens.layout import TokenLayout
 
@@ -47,6 +55,14 @@ class Tokenizer:
     layout: TokenLayout
     discretizer: Discretizer
     config: TokenConfig
+    observation_dimensions: tuple[Dimension, ...] = ()  # [O]; empty: continuous, named "observation 0", ...
+    action_dimensions: tuple[Dimension, ...] = ()  # [A]
+
+    def __post_init__(self) -> None:
+        """Fill in default dimensions."""
+        for kind, count in (("observation", self.layout.observation_dim), ("action", self.layout.action_dim)):
+            if not getattr(self, f"{kind}_dimensions"):
+                object.__setattr__(self, f"{kind}_dimensions", default_dimensions(kind, count))
 
     @classmethod
     def fit(cls, dataset: Dataset, config: TokenConfig) -> "Tokenizer":
@@ -54,7 +70,8 @@ class Tokenizer:
         layout = layout_of(dataset, config)
         parts = [slot_values(episode, config) for episode in dataset]
         slots = [column for part in zip(*parts, strict=True) for column in np.concatenate(part).T]
-        return cls(layout, fit_discretizer(slots, dataset, config), config)
+        discretizer = fit_discretizer(slots, dataset, config)
+        return cls(layout, discretizer, config, dataset.observation_dimensions, dataset.action_dimensions)
 
     @property
     def conventions(self) -> Conventions:
@@ -85,6 +102,28 @@ class Tokenizer:
     def encode_states(self, observations: Reals) -> TokenArray:
         """Tokens of states: observations [..., O] -> [..., O]."""
         return self.discretizer.encode(observations, self.layout.observation)
+
+    def far_outside(self, observations: Reals) -> npt.NDArray[np.bool_]:
+        """Where states leave the range of the training data by more than its width: [..., O] -> [..., O]."""
+        low, high = self._observed_range
+        width = high - low
+        margin = np.where(width > 0, width, 0.1 * np.maximum(np.abs(low), 1.0))
+        return np.asarray((observations < low - margin) | (observations > high + margin))
+
+    @functools.cached_property
+    def _observed_range(self) -> tuple[DoubleArray, DoubleArray]:
+        """Smallest and largest observation of each dimension in training: [O], [O]."""
+        edges = self.discretizer.edges[self.layout.observation]
+        return np.array([each[0] for each in edges]), np.array([each[-1] for each in edges])
+
+    def describe_outside(self, observation: Reals) -> str | None:
+        """The first entry of a state that is far outside the training range, as a sentence: observation [O]."""
+        outside = np.flatnonzero(self.far_outside(observation))
+        if not len(outside):
+            return None
+        dim, (low, high) = int(outside[0]), self._observed_range
+        name = self.observation_dimensions[dim].name
+        return f"{name} is {observation[dim]:.4g}, in training it was {low[dim]:.4g} to {high[dim]:.4g}"
 
     def encode_goals(self, goals: Reals) -> TokenArray:
         """Tokens of goals, in the bins of the observation dimensions they refer to: goals [N, >= G] -> [N, G]."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trajectory_transformer.data.episode import Dimension
-from trajectory_transformer.data.sources import load_dataset
+from trajectory_transformer.data.sources import Columns, load_dataset
 
 
 def write(path: Path, **changed: Any) -> str:
@@ -35,7 +35,7 @@ def test_final_states_come_from_next_observations(tmp_path: Path) -> None:
     assert [episode.terminated for episode in dataset] == [True, False, False]
     np.testing.assert_array_equal(dataset.episodes[0].observations, [[0, 1], [2, 3], [4, 5], [104, 105]])
     np.testing.assert_array_equal(dataset.episodes[2].observations, [[10, 11], [110, 111]])
-    assert dataset.metadata == {}
+    assert dataset.metadata == {"episodes_found_by": "the arrays terminals and timeouts"}
 
 
 def test_without_final_states_terminated_episodes_repeat_a_state_and_truncated_ones_lose_an_action(
@@ -48,7 +48,27 @@ def test_without_final_states_terminated_episodes_repeat_a_state_and_truncated_o
     np.testing.assert_array_equal(terminated.rewards, [0, 1, 2])
     np.testing.assert_array_equal(truncated.observations, [[6, 7], [8, 9]])
     np.testing.assert_array_equal(truncated.rewards, [3])
-    assert dataset.metadata == {"final_states_repeated": 1, "last_actions_dropped": 2}
+    assert dataset.metadata == {
+        "episodes_found_by": "the arrays terminals and timeouts",
+        "final_states_repeated": 1,
+        "last_actions_dropped": 2,
+        "episodes_without_actions_dropped": 1,
+    }
+
+
+def test_a_step_limit_replaces_missing_timeouts(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.hdf5", timeouts=None)
+    dataset = load_dataset(path, Columns(max_episode_steps=2))
+    # Rows 1-2, 3 (terminal), 4-5, 6: a terminal starts the count again.
+    assert [episode.terminated for episode in dataset] == [False, True, False]
+    np.testing.assert_array_equal(dataset.episodes[1].observations, [[4, 5], [4, 5]])
+    np.testing.assert_array_equal(dataset.episodes[2].observations, [[6, 7], [8, 9]])
+    assert dataset.metadata["episodes_found_by"] == "the array terminals, at most 2 steps each"
+
+
+def test_names_of_columns_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"x\.hdf5: describes its episodes itself, so it takes no names of columns"):
+        load_dataset(write(tmp_path / "x.hdf5"), Columns(reward="r"))
 
 
 def test_a_vector_of_integers_is_a_discrete_action(tmp_path: Path) -> None:
@@ -69,13 +89,17 @@ def test_goals_are_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "rule"),
     [
-        ({"timeouts": None}, r"x\.hdf5: a D4RL file needs the array 'timeouts', got \['actions'"),
+        ({"terminals": None}, r"x\.hdf5: a D4RL file needs the array 'terminals', got \['actions'"),
+        ({"timeouts": None}, r"x\.hdf5: the array 'timeouts' is missing, .* for example --max_episode_steps 1000"),
         ({"rewards": np.zeros(5)}, r"x\.hdf5: rewards must have 6 rows, one per observation, got 5"),
         (
             {"actions": np.array([[1.0], [2], [np.nan], [4], [np.inf], [6]])},
             r"row 3: actions must be a finite .* 2 of 6",
         ),
-        ({"observations": np.zeros((6, 2, 2))}, r"observations must have 2 axes, got shape \(6, 2, 2\)"),
+        (
+            {"observations": np.zeros((6, 2, 2))},
+            r"observations must have 2 axes, got shape \(6, 2, 2\); images are not",
+        ),
         ({"rewards": np.array([b"a"] * 6)}, r"rewards must hold numbers, got"),
     ],
 )

@@ -52,7 +52,8 @@ def test_truncated_episodes_without_final_state_lose_their_last_action(tmp_path:
     np.testing.assert_array_equal(episode.observations[:, 0], [1, 2, 3])
     np.testing.assert_array_equal(episode.actions[:, 0], [5, 6])
     assert episode.rewards is None
-    assert dataset.metadata == {"last_actions_dropped": 1}
+    found_by = "nothing: all rows are one episode"
+    assert dataset.metadata == {"episodes_found_by": found_by, "last_actions_dropped": 1}
 
 
 def test_the_yaml_file_next_to_a_table_is_used(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_table_without_columns_is_an_error_with_a_guess_to_save(tmp_path: Path
 
 
 def test_columns_are_guessed_from_common_names() -> None:
-    guess = guess_columns(["episode_id", "timestep", "obs_0", "obs.1", "act[0]", "Reward", "terminated", "battery"], {})
+    guess = guess_columns(["episode_id", "timestep", "obs_0", "obs.1", "act[0]", "Reward", "terminated", "battery"])
     assert guess == Columns(
         episode="episode_id",
         order="timestep",
@@ -83,7 +84,7 @@ def test_columns_are_guessed_from_common_names() -> None:
         reward="Reward",
         terminal="terminated",
     )
-    assert guess_columns(["speed", "angle"], {}) is None
+    assert guess_columns(["speed", "angle"]) is None
 
 
 def test_given_columns_override_the_stored_ones(tmp_path: Path, tiny_dataset: Dataset) -> None:

@@ -1,11 +1,15 @@
-"""Which column of a table holds what: read from a YAML file, or guessed from the column names."""
+"""How rows become episodes: which column of a table holds what, where episodes end, what to do with missing values."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Literal
 
 import yaml
+
+Missing = Literal["refuse", "drop_episode", "forward_fill"]
+Categories = dict[str, int | list[str | int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +17,8 @@ class ColumnNames:
     """Which column of a CSV or Parquet table holds what; all fields are optional."""
 
     episode: str | None = None
-    """Column that identifies the episode, numbers or text; null: all rows are one episode."""
+    """Column that identifies the episode, numbers or text; null: all rows are one episode, unless terminal or truncated
+    separate them."""
     order: str | None = None
     """Column by which the rows of an episode are sorted; null: they are in order."""
     observations: tuple[str, ...] = ()
@@ -24,31 +29,61 @@ class ColumnNames:
     """Column of the reward of that action; null: no rewards."""
     terminal: str | None = None
     """Column that is true where the task ended the episode; null: every episode was truncated."""
+    truncated: str | None = None
+    """Column that is true where an episode ended for another reason, such as a time limit."""
+    split_at_terminal: bool = True
+    """Whether every true value of terminal and truncated ends an episode. false: only the episode column separates
+    episodes, and a true value of terminal anywhere in an episode says that the task ended it."""
     goals: tuple[str, ...] = ()
     """Columns of the goal, the same in all rows of an episode."""
-    categories: dict[str, int] = field(default_factory=dict)
-    """Discrete columns of actions or observations, with their number of categories; values count from 0."""
+    categories: Categories = field(default_factory=dict)
+    """Discrete columns of actions or observations. Either the number of categories, for values that count from 0, or
+    the list of all values, numbers or text."""
     env: str | None = None
     """Gymnasium id of the environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns(ColumnNames):
-    """Which column of a CSV or Parquet table holds what."""
+    """How the rows of a file become episodes.
+
+    With observations and actions it describes a table. Without them it adds to the description that the table already
+    has. For files that describe themselves, only `missing` and `max_episode_steps` can be set.
+    """
+
+    missing: Missing = "refuse"
+    """What to do with an episode that has missing values: refuse the file, leave out the episode, or repeat the last
+    known value."""
+    max_episode_steps: int | None = None
+    """Episodes end after this many steps at the latest: a time limit that the file does not mark."""
 
     def __post_init__(self) -> None:
-        """Check that observations and actions are named."""
-        for name in ("observations", "actions"):
-            if not getattr(self, name):
-                raise ValueError(f"columns.{name} must name at least one column, got none")
+        """Check what can be checked without the table."""
         unknown = [name for name in self.categories if name not in (*self.observations, *self.actions)]
-        if unknown:
+        if unknown and self.is_complete:
             raise ValueError(f"columns.categories must name columns of actions or observations, got {unknown[0]!r}")
+        for name, values in self.categories.items():
+            if isinstance(values, int) and values < 1:
+                raise ValueError(f"columns.categories.{name} must be at least 1, got {values}")
+            if not isinstance(values, int) and (not values or len({str(each) for each in values}) < len(values)):
+                raise ValueError(f"columns.categories.{name} must list different values, got {list(values)}")
+        if self.max_episode_steps is not None and self.max_episode_steps < 1:
+            raise ValueError(f"max_episode_steps must be at least 1, got {self.max_episode_steps}")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether observations and actions are named."""
+        return bool(self.observations and self.actions)
+
+    @property
+    def names_columns(self) -> bool:
+        """Whether it says anything about the columns of a table."""
+        return any(getattr(self, each.name) != _default(each.name) for each in fields(ColumnNames))
 
     @property
     def numeric(self) -> tuple[str, ...]:
-        """Columns that must hold numbers."""
-        single = [name for name in (self.reward, self.terminal) if name is not None]
+        """Columns that must hold numbers or categories."""
+        single = [name for name in (self.reward, self.terminal, self.truncated) if name is not None]
         return (*self.observations, *self.actions, *self.goals, *single)
 
     @property
@@ -56,10 +91,23 @@ class Columns(ColumnNames):
         """Columns that may hold numbers or text."""
         return tuple(name for name in (self.episode, self.order) if name is not None)
 
+    def over(self, base: "Columns") -> "Columns":
+        """These columns, with those of `base` where nothing is set."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        changed = {name: value for name, value in given.items() if value != _default(name)}
+        used = (*(self.observations or base.observations), *(self.actions or base.actions))
+        kept = {name: value for name, value in base.categories.items() if name in used}
+        return replace(base, **{"categories": kept, **changed})
+
     def to_yaml(self) -> str:
         """The content of a file for `read_columns`, without fields at their defaults."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return yaml.safe_dump({name: value for name, value in values.items() if value}, sort_keys=False)
+        kept = {name: value for name, value in values.items() if value != _default(name) and value != []}
+        return yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
+
+
+def _default(name: str) -> object:
+    return getattr(Columns(), name)
 
 
 def columns_path(path: Path) -> Path:
@@ -76,7 +124,7 @@ def read_columns(path: str | Path) -> Columns:
     return parse_columns(content, str(path))
 
 
-def parse_columns(content: object, place: str) -> Columns:
+def parse_columns(content: object, place: str, *, complete: bool = True) -> Columns:
     """Build columns from parsed YAML or JSON; `place` names their source in errors."""
     names = [each.name for each in fields(Columns)]
     if not isinstance(content, Mapping) or not set(content) <= set(names):
@@ -86,6 +134,8 @@ def parse_columns(content: object, place: str) -> Columns:
     for name in ("observations", "actions", "goals"):
         given = values.get(name, ())
         values[name] = (given,) if isinstance(given, str) else tuple(str(each) for each in given)
+        if complete and not values[name] and name != "goals":
+            raise ValueError(f"{place}: columns.{name} must name at least one column, got none")
     try:
         return Columns(**values)
     except (ValueError, TypeError) as error:
@@ -97,14 +147,15 @@ _KINDS = {
     "order": r"(time[ _.]?)?(step|steps|t|time|timestamp|frame|tick|index)([ _.]?(id|idx|index))?",
     "reward": r"(reward|rewards|rew|r)",
     "terminal": r"(terminal|terminals|terminated|termination|done|is[ _.]terminal)",
-    "ignored": r"(timeout|timeouts|truncated|truncation|next[ _.].*|unnamed.*|)",
+    "truncated": r"(timeout|timeouts|truncated|truncation)",
+    "ignored": r"(next[ _.].*|unnamed.*|)",
     "actions": r"(action|actions|act|a|u|control|ctrl|cmd|command|input|torque)([ _.\[\d].*)?",
     "goals": r"(goal|goals|desired[ _.]goal|target)([ _.\[\d].*)?",
 }
 _STATE = r"(obs|observation|observations|state|states|s|x)([ _.\[\d].*)?"
 
 
-def guess_columns(names: Sequence[str], categories: Mapping[str, int]) -> Columns | None:
+def guess_columns(names: Sequence[str]) -> Columns | None:
     """Guess columns from common names; without a column named like a state, all remaining columns are observations."""
     found: dict[str, list[str]] = {kind: [] for kind in (*_KINDS, "observations")}
     left = []
@@ -118,16 +169,14 @@ def guess_columns(names: Sequence[str], categories: Mapping[str, int]) -> Column
     found["observations"] = states or left
     if not found["observations"] or not found["actions"]:
         return None
-    single = {kind: next(iter(found[kind]), None) for kind in ("episode", "order", "reward", "terminal")}
-    several = {kind: tuple(found[kind]) for kind in ("observations", "actions", "goals")}
-    chosen = {name: count for name, count in categories.items() if name in found["actions"]}
+    single = {kind: next(iter(found[kind]), None) for kind in ("episode", "order", "reward", "terminal", "truncated")}
     return Columns(
         episode=single["episode"],
         order=single["order"],
         reward=single["reward"],
         terminal=single["terminal"],
-        observations=several["observations"],
-        actions=several["actions"],
-        goals=several["goals"],
-        categories=chosen,
+        truncated=single["truncated"],
+        observations=tuple(found["observations"]),
+        actions=tuple(found["actions"]),
+        goals=tuple(found["goals"]),
     )

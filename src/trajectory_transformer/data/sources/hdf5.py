@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trajectory_transformer.data.episode import Dataset, DoubleArray, join_dimensions
-from trajectory_transformer.data.sources.rows import EpisodeBuilder, check_finite, description
+from trajectory_transformer.data.episode import Dataset, dimensions_from
+from trajectory_transformer.data.sources.columns import Columns
+from trajectory_transformer.data.sources.rows import Rows, build_dataset, check_numbers, description
 from trajectory_transformer.files import replacing
 
-_NEEDED = ("observations", "actions", "terminals", "timeouts")
-_OPTIONAL = ("rewards", "next_observations", "infos/goal")
+_NEEDED = ("observations", "actions", "terminals")
+_OPTIONAL = ("timeouts", "rewards", "next_observations", "infos/goal")
 _DESCRIPTION = "trajectory_transformer"
 
 
@@ -30,57 +31,61 @@ def _h5py() -> ModuleType:
     return module
 
 
-def load_hdf5(path: str | Path) -> Dataset:
+def load_hdf5(path: str | Path, columns: Columns | None = None) -> Dataset:
     """Read a D4RL file; see `EpisodeBuilder` for files without `next_observations`."""
-    path = Path(path)
+    path, columns = Path(path), columns or Columns()
     arrays, stored = _read(path)
-    for name in (*_NEEDED, *_OPTIONAL):
-        if name in arrays and len(arrays[name]) != len(arrays["observations"]):
+    if "timeouts" not in arrays and columns.max_episode_steps is None:
+        raise ValueError(
+            f"{path}: the array 'timeouts' is missing, and without it an episode that reached its time limit continues "
+            "into the next one; give the limit, for example --max_episode_steps 1000"
+        )
+    return _dataset(path, arrays, columns, stored)
+
+
+def _dataset(path: Path, arrays: dict[str, npt.NDArray[Any]], columns: Columns, stored: dict[str, Any]) -> Dataset:
+    """Episodes from the arrays of a file."""
+    for name, array in arrays.items():
+        if array.ndim == 0 or len(array) != len(arrays["observations"]):
             raise ValueError(
                 f"{path}: {name} must have {len(arrays['observations'])} rows, one per observation, "
-                f"got {len(arrays[name])}"
+                f"got {len(array) if array.ndim else 'a single value'}"
             )
     actions, categories = arrays["actions"], tuple(stored.get("action_categories", ()))
     if actions.ndim == 1:
         discrete = np.issubdtype(actions.dtype, np.integer)
         actions, categories = actions[:, None], categories or ((int(actions.max()) + 1,) if discrete else ())
-    numbers: dict[str, DoubleArray] = {}
+    numbers = {"actions": check_numbers(path, "actions", actions, ndim=2)}
     for name in ("observations", "rewards", "next_observations", "infos/goal"):
         if name in arrays:
-            numbers[name] = _numbers(path, name, arrays[name])
-    numbers["actions"] = _numbers(path, "actions", actions)
-
-    terminals, timeouts = (arrays[name].astype(np.bool_).ravel() for name in ("terminals", "timeouts"))
-    ends = np.flatnonzero(terminals | timeouts).tolist()
-    if not ends or ends[-1] != len(terminals) - 1:
-        ends.append(len(terminals) - 1)  # the last episode is truncated
-    builder = EpisodeBuilder(path)
-    outcomes = stored.get("outcomes", [])
-    goals, finals = numbers.get("infos/goal"), numbers.get("next_observations")
-    start = 0
-    for end in ends:
-        span = slice(start, end + 1)
-        index = len(builder.episodes)
-        builder.add(
-            numbers["observations"][span],
-            numbers["actions"][span],
-            numbers["rewards"][span] if "rewards" in numbers else None,
-            terminated=bool(terminals[end]),
-            final=None if finals is None else finals[end],
-            goal=None if goals is None else goals[start],
-            outcome=outcomes[index] if index < len(outcomes) else None,
-            place=f" (rows {start + 1} to {end + 1})",
-        )
-        start = end + 1
+            numbers[name] = check_numbers(path, name, arrays[name], ndim=1 if name == "rewards" else 2)
+    flags = {name: arrays[name].astype(np.bool_).ravel() for name in ("terminals", "timeouts") if name in arrays}
+    last = np.logical_or.reduce(list(flags.values()))
+    last[-1] = True  # the last episode is truncated
     stored["action_categories"] = categories
     try:
-        observation_dimensions, action_dimensions = (
-            join_dimensions(kind, stored.get(f"{kind}_names", ()), stored.get(f"{kind}_categories", ()))
-            for kind in ("observation", "action")
-        )
+        dimensions = [dimensions_from(kind, stored) for kind in ("observation", "action")]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    return builder.dataset(stored.get("metadata", {}), observation_dimensions, action_dimensions)
+    rows = Rows(
+        observations=numbers["observations"],
+        actions=numbers["actions"],
+        last=last,
+        terminated=flags["terminals"],
+        rewards=numbers.get("rewards"),
+        goals=numbers.get("infos/goal"),
+        next_observations=numbers.get("next_observations"),
+    )
+    return build_dataset(
+        path,
+        rows,
+        columns,
+        found_by=f"the arrays {' and '.join(flags)}" if len(flags) > 1 else "the array terminals",
+        metadata=stored.get("metadata", {}),
+        observation_dimensions=dimensions[0],
+        action_dimensions=dimensions[1],
+        outcomes=stored.get("outcomes", []),
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
@@ -98,18 +103,6 @@ def _read(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     if missing:
         raise ValueError(f"{path}: a D4RL file needs the array {missing[0]!r}, got {found}")
     return arrays, stored
-
-
-def _numbers(path: Path, name: str, values: npt.NDArray[Any]) -> DoubleArray:
-    if values.dtype.kind not in "biuf":
-        raise ValueError(f"{path}: {name} must hold numbers, got {values.dtype}")
-    ndim = 1 if name == "rewards" else 2
-    if name == "rewards" and values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    if values.ndim != ndim:
-        raise ValueError(f"{path}: {name} must have {ndim} axes, got shape {values.shape}")
-    check_finite(path, name, values)
-    return values.astype(np.float64)
 
 
 def save_hdf5(dataset: Dataset, path: str | Path) -> None:

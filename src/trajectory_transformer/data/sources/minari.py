@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.error import Error as GymnasiumError
 
-from trajectory_transformer.data.episode import Dataset, Episode, FloatArray, join_dimensions
+from trajectory_transformer.data.episode import Dataset, Episode, FloatArray, dimension_fields, dimensions_from
 from trajectory_transformer.data.scores import references_of
 from trajectory_transformer.data.sources.rows import description
 from trajectory_transformer.data.spaces import (
@@ -50,6 +50,11 @@ def is_local(dataset_id: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def delete_minari(dataset_id: str) -> None:
+    """Delete a local dataset."""
+    _minari().delete_dataset(dataset_id)
 
 
 def load_minari(dataset_id: str) -> Dataset:
@@ -85,17 +90,10 @@ def load_minari(dataset_id: str) -> Dataset:
     observed = [dimension for leaf in observation_parts for dimension in leaf.dimensions("observation")]
     acted = [dimension for leaf in action_parts for dimension in leaf.dimensions("action")]
     try:
-        observation_dimensions = join_dimensions(
-            "observation",
-            stored.get("observation_names", [dimension.name for dimension in observed]),
-            stored.get("observation_categories", [dimension.categories for dimension in observed]),
-        )
-        action_dimensions = join_dimensions(
-            "action",
-            stored.get("action_names", [dimension.name for dimension in acted]),
-            [dimension.categories for dimension in acted],
-        )
-        return Dataset(tuple(episodes), metadata, observation_dimensions, action_dimensions)
+        known = {**dimension_fields(observed, acted), **stored}
+        known["action_categories"] = [dimension.categories for dimension in acted]  # the action space has the last word
+        dimensions = [dimensions_from(kind, known) for kind in ("observation", "action")]
+        return Dataset(tuple(episodes), metadata, *dimensions)
     except ValueError as error:
         raise ValueError(f"Minari dataset {dataset_id}: {error}") from error
 

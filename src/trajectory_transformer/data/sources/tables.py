@@ -5,265 +5,275 @@ the final state of its episode; see `EpisodeBuilder` for episodes without such a
 the header.
 """
 
-import csv
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from trajectory_transformer.data.episode import Dataset, DoubleArray, join_dimensions
+from trajectory_transformer.data.episode import Dataset, Dimension, DoubleArray, Metadata, dimensions_from
+from trajectory_transformer.data.sources.cells import MAX_CATEGORIES, Arrays, check_counted, listed_categories
 from trajectory_transformer.data.sources.columns import (
+    Categories,
     Columns,
     columns_path,
     guess_columns,
     parse_columns,
     read_columns,
 )
-from trajectory_transformer.data.sources.rows import EpisodeBuilder, check_finite, description
+from trajectory_transformer.data.sources.csv_files import csv_header, read_csv, write_csv
+from trajectory_transformer.data.sources.parquet import parquet_header, read_parquet, write_parquet
+from trajectory_transformer.data.sources.rows import BoolArray, IntArray, Rows, build_dataset, description
 from trajectory_transformer.files import replacing, write_atomically
 
-__all__ = ["Columns", "load_table", "save_table"]
+__all__ = ["CSV", "TABLES", "Columns", "load_table", "save_table", "table_suffix"]
 
-Arrays = dict[str, npt.NDArray[Any]]
-_DESCRIPTION = b"trajectory_transformer"
-_CHUNK = 65536
-_TRUTH = {"true": "1", "false": "0", "": "nan"}
-_MAX_CATEGORIES = 64  # integers with more values are rather numbers than categories
+CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+TABLES = (*CSV, ".parquet")
+
+
+def table_suffix(path: Path) -> str:
+    """The suffix of a path, with that of what gzip compressed: `.csv.gz`."""
+    return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
 
 
 def load_table(path: str | Path, columns: Columns | None = None) -> Dataset:
     """Read a table; the columns are given, in the YAML file next to it, or stored in the table itself."""
     path = Path(path)
-    names, stored = _header(path)
-    if columns is None and columns_path(path).is_file():
-        columns = read_columns(columns_path(path))
-    if columns is not None:
-        stored = {}  # the stored description belongs to the stored columns
+    is_csv = table_suffix(path) in CSV
+    names, stored = (csv_header(path), {}) if is_csv else parquet_header(path)
+    given = columns or Columns()
+    base = None
+    if columns_path(path).is_file():
+        base, stored = read_columns(columns_path(path)), {}
     elif "columns" in stored:
-        columns = parse_columns(stored["columns"], str(path))
-    else:
-        raise ValueError(_suggestion(path, names))
+        base = parse_columns(stored["columns"], str(path))
+    if given.names_columns:
+        stored = {}  # the stored description belongs to the stored columns
+    columns = given if base is None or given.is_complete else given.over(base)
+    if not columns.is_complete:
+        raise ValueError(_suggestion(path, names, columns))
+    check_names(path, columns, names)
+    read = read_csv if is_csv else read_parquet
+    table = read(path, columns.numeric, columns.labels, listed_categories(columns))
+    return table_dataset(path, table, columns, stored)
+
+
+def check_names(path: Path, columns: Columns, names: Sequence[str]) -> None:
+    """Refuse columns that a table does not have."""
     missing = [name for name in (*columns.numeric, *columns.labels) if name not in names]
     if missing:
         raise ValueError(f"{path}: the table has no column {missing[0]!r}; its columns are {', '.join(names)}")
-    read = _read_csv if path.suffix == ".csv" else _read_parquet
-    table = read(path, columns.numeric, columns.labels)
 
-    observations, observation_names = _matrix(table, columns.observations)
-    actions, action_names = _matrix(table, columns.actions)
-    goals, _ = _matrix(table, columns.goals)
-    rewards = None if columns.reward is None else table[columns.reward]
-    terminal = np.zeros(len(observations)) if columns.terminal is None else np.nan_to_num(table[columns.terminal])
-    for name in columns.observations:
-        check_finite(path, f"column {name!r}", table[name])
 
-    builder = EpisodeBuilder(path)
-    outcomes = stored.get("outcomes", [])
-    for rows in _episodes(table, columns, len(observations)):
-        # Only the last row may be without an action; it then holds the final state.
-        has_final = bool(np.isnan(actions[rows[-1]]).all())
-        steps = rows[:-1] if has_final else rows
-        for name in (*columns.actions, *([columns.reward] if columns.reward else [])):
-            _check_rows(path, name, table[name], steps)
-        index = len(builder.episodes)
-        builder.add(
-            observations[steps],
-            actions[steps],
-            None if rewards is None else rewards[steps],
-            terminated=bool(terminal[rows].any()),
-            final=observations[rows[-1]] if has_final else None,
-            goal=goals[rows[0]] if columns.goals else None,
-            outcome=outcomes[index] if index < len(outcomes) else None,
-            place=f" (from row {rows[0] + 1})",
-        )
-    metadata = {**({"env": columns.env} if columns.env else {}), **stored.get("metadata", {})}
+def table_dataset(
+    path: Path,
+    table: Arrays,
+    columns: Columns,
+    stored: Mapping[str, Any],
+    *,
+    names: Mapping[str, Sequence[str]] | None = None,
+    metadata: Metadata | None = None,
+) -> Dataset:
+    """Episodes from the columns of a table.
+
+    `stored` is the description that `save_table` made, `names` has the names of the entries of vector columns.
+    """
+    check_counted(path, columns, table)
+    order, group = _sorted_rows(path, table, columns)
+    table = {name: values[order] for name, values in table.items()}
+    observations, observed = _matrix(table, columns.observations, columns.categories, names or {})
+    actions, acted = _matrix(table, columns.actions, columns.categories, names or {})
+    goals, aimed = _matrix(table, columns.goals, {}, {})
+    terminated, truncated = (
+        np.zeros(len(order), np.bool_) if name is None else np.nan_to_num(_flag(table, name)) != 0
+        for name in (columns.terminal, columns.truncated)
+    )
+    group_end = np.append(np.diff(group) != 0, True)
+    last, found_by = _ends(path, columns, group_end, terminated, truncated, _without(actions), order + 1)
+    if columns.goals:
+        _check_constant(path, goals, last, [each.name for each in aimed], order + 1)
+    rows = Rows(
+        observations=observations,
+        actions=actions,
+        last=last,
+        terminated=terminated,
+        rewards=None if columns.reward is None else table[columns.reward].reshape(len(order)),
+        goals=goals if columns.goals else None,
+        final_rows=True,
+        numbers=order + 1,
+        names={
+            "observations": [f"column {each.name!r}" for each in observed],
+            "actions": [f"column {each.name!r}" for each in acted],
+            "rewards": [f"column {columns.reward!r}"],
+            "goals": [f"column {each.name!r}" for each in aimed],
+        },
+    )
+    facts = {**({"env": columns.env} if columns.env else {}), **(metadata or {}), **stored.get("metadata", {})}
     try:
-        observation_dimensions, action_dimensions = (
-            join_dimensions(
-                kind, stored.get(f"{kind}_names", names), [columns.categories.get(name, 0) for name in names]
-            )
-            for kind, names in (("observation", observation_names), ("action", action_names))
-        )
+        dimensions = [
+            replaced if (replaced := dimensions_from(kind, stored)) else default
+            for kind, default in (("observation", observed), ("action", acted))
+        ]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    return builder.dataset(metadata, observation_dimensions, action_dimensions)
+    return build_dataset(
+        path,
+        rows,
+        columns,
+        found_by=found_by,
+        metadata=facts,
+        observation_dimensions=dimensions[0],
+        action_dimensions=dimensions[1],
+        outcomes=stored.get("outcomes", []),
+    )
 
 
-def _episodes(table: Arrays, columns: Columns, count: int) -> list[npt.NDArray[np.int64]]:
-    """Sorted row numbers of each episode; episodes are in the order of their first rows."""
+def _sorted_rows(path: Path, table: Arrays, columns: Columns) -> tuple[IntArray, IntArray]:
+    """Row numbers [N] in the order of episodes and steps, and the number of the episode of each [N].
+
+    Episodes are in the order of their first rows.
+    """
+    for name in columns.labels:
+        values = table[name]
+        empty = np.isnan(values) if values.dtype.kind == "f" else values == ""
+        if np.asarray(empty).any():
+            raise ValueError(f"{path}, row {int(np.argmax(empty)) + 1}: column {name!r} is empty; every row needs one")
+    count = len(next(iter(table.values())))
     rows = np.arange(count)
     if columns.order is not None:
         rows = np.argsort(table[columns.order], kind="stable")
     if columns.episode is None:
-        return [rows]
+        return rows, np.zeros(count, np.int64)
     _, first, label = np.unique(table[columns.episode], return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(first))[label]  # [N], episodes numbered by their first row
     rows = rows[np.argsort(rank[rows], kind="stable")]
-    return np.split(rows, np.flatnonzero(np.diff(rank[rows])) + 1)
+    return rows, rank[rows]
 
 
-def _matrix(table: Arrays, names: Sequence[str]) -> tuple[DoubleArray, tuple[str, ...]]:
-    """Concatenate columns to [N, D], with their names; a column of lists counts as several columns."""
-    parts, each = [np.zeros((len(next(iter(table.values()))), 0))], []
-    for name in names:
-        values = table[name]
-        parts.append(values.reshape(len(values), -1))
-        each += [name] if values.ndim == 1 else [f"{name}[{index}]" for index in range(values.shape[1])]
-    return np.concatenate(parts, axis=1), tuple(each)
+def _ends(
+    path: Path,
+    columns: Columns,
+    group_end: BoolArray,
+    terminated: BoolArray,
+    truncated: BoolArray,
+    without_action: BoolArray,
+    numbers: IntArray,
+) -> tuple[BoolArray, str]:
+    """The last row of each episode [N], and how it was found in words."""
+    by = [] if columns.episode is None else [f"column {columns.episode!r}"]
+    flagged = terminated | truncated
+    if not columns.split_at_terminal or not flagged.any():
+        return group_end, " and ".join(by) or "nothing: all rows are one episode"
+    # The row after a flag may hold only the final state; it then belongs to the same episode.
+    followed = np.append(~group_end[:-1] & without_action[1:], False)
+    final_state = np.append(False, (flagged & followed)[:-1])
+    last = group_end | (flagged & ~followed) | final_state
+    twice = np.append(False, (flagged & ~group_end)[:-1]) & flagged & ~without_action
+    flags = " and ".join(repr(name) for name in (columns.terminal, columns.truncated) if name is not None)
+    if columns.episode is not None and twice.any():
+        row = int(np.argmax(twice))
+        raise ValueError(
+            f"{path}, rows {numbers[row - 1]} and {numbers[row]}: consecutive rows of one episode (column "
+            f"{columns.episode!r}) are marked in {flags}; if only {columns.episode!r} separates episodes, set "
+            "--columns.split_at_terminal false"
+        )
+    single = int((np.diff(np.flatnonzero(np.append(True, last))) == 1).sum())
+    text = " and ".join([*by, f"rows where {flags} is true"])
+    return last, text + (f"; {single} of {int(last.sum())} have a single row" if single else "")
 
 
-def _check_rows(path: Path, name: str, values: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> None:
-    bad = rows[~np.isfinite(values[rows]).reshape(len(rows), -1).all(axis=1)]
-    if len(bad):
-        raise ValueError(f"{path}, row {bad[0] + 1}: column {name!r} must be a finite number")
+def _without(actions: DoubleArray) -> BoolArray:
+    """Rows without any action [N]."""
+    return np.asarray(np.isnan(actions).all(axis=1))
 
 
-def _header(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """Column names, and the description that `save_table` stores in Parquet tables."""
-    if path.suffix == ".csv":
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            try:
-                return next(csv.reader(file)), {}
-            except (StopIteration, csv.Error, UnicodeDecodeError) as error:
-                raise ValueError(f"{path}: not a CSV table with a header") from error
-    schema = _parquet_table(path, []).schema
-    return list(schema.names), json.loads((schema.metadata or {}).get(_DESCRIPTION, b"{}"))
+def _flag(table: Arrays, name: str) -> DoubleArray:
+    return table[name].reshape(len(table[name]))
 
 
-def _read_csv(path: Path, numeric: Sequence[str], labels: Sequence[str]) -> Arrays:
-    """Read columns of a CSV file in chunks: the text of a whole file would take ten times the memory."""
-    pieces: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*numeric, *labels)}
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file)
-        header = next(reader)
-        places = {name: header.index(name) for name in pieces}
-        num_rows = 0
-        while chunk := [row for _, row in zip(range(_CHUNK), reader, strict=False)]:
-            short = next((index for index, row in enumerate(chunk) if len(row) != len(header)), None)
-            if short is not None:
-                raise ValueError(
-                    f"{path}, row {num_rows + short + 1}: a row needs {len(header)} cells, got {len(chunk[short])}"
-                )
-            for name, place in places.items():
-                cells = [row[place] for row in chunk]
-                pieces[name].append(_numbers(path, name, cells, num_rows) if name in numeric else np.array(cells))
-            num_rows += len(chunk)
-    if not num_rows:
-        raise ValueError(f"{path}: the table has no rows")
-    return {
-        name: _label(np.concatenate(parts)) if name in labels else np.concatenate(parts)
-        for name, parts in pieces.items()
-    }
+def _check_constant(path: Path, goals: DoubleArray, last: BoolArray, names: Sequence[str], numbers: IntArray) -> None:
+    """Refuse goals that change during an episode: goals [N, G]."""
+    changes = (goals[1:] != goals[:-1]) & ~np.isnan(goals[1:]) & ~np.isnan(goals[:-1]) & ~last[:-1, None]
+    if changes.any():
+        row, column = np.argwhere(changes)[0].tolist()
+        raise ValueError(
+            f"{path}, row {numbers[row + 1]}: column {names[column]!r} must be the same in all rows of an episode, got "
+            f"{goals[row, column]:g} and then {goals[row + 1, column]:g}; if a new goal starts a new episode, mark it "
+            "in a column for --columns.truncated"
+        )
 
 
-def _numbers(path: Path, name: str, cells: Sequence[str], first_row: int) -> DoubleArray:
-    """Parse cells as numbers; empty cells become NaN."""
-    try:
-        return np.array([_TRUTH.get(cell.lower(), cell) for cell in cells]).astype(np.float64)
-    except ValueError:
-        for index, cell in enumerate(cells):
-            try:
-                float(_TRUTH.get(cell.lower(), cell))
-            except ValueError as error:
-                raise ValueError(
-                    f"{path}, row {first_row + index + 1}: column {name!r} must hold numbers, got {cell!r}"
-                ) from error
-        raise
+def _matrix(
+    table: Arrays, columns: Sequence[str], categories: Categories, names: Mapping[str, Sequence[str]]
+) -> tuple[DoubleArray, tuple[Dimension, ...]]:
+    """Concatenate columns to [N, D], with their dimensions; a column of lists counts as several columns."""
+    parts, dimensions = [np.zeros((len(next(iter(table.values()))), 0))], []
+    for column in columns:
+        values = table[column].reshape(len(table[column]), -1)
+        parts.append(values)
+        entries = names.get(column) or [f"{column}[{index}]" for index in range(values.shape[1])]
+        entries = [column] if table[column].ndim == 1 else entries
+        known = categories.get(column, 0)
+        labels = () if isinstance(known, int) else tuple(known)
+        if labels == tuple(range(len(labels))):
+            labels = ()
+        count = known if isinstance(known, int) else len(known)
+        dimensions += [Dimension(entry, count, labels) for entry in entries]
+    return np.concatenate(parts, axis=1), tuple(dimensions)
 
 
-def _label(cells: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert cells to numbers if all are numbers, so that 10 sorts after 9; else keep the text."""
-    try:
-        return cells.astype(np.float64)
-    except ValueError:
-        return cells
-
-
-def _pyarrow() -> tuple[ModuleType, ModuleType]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError("reading and writing Parquet needs: pip install 'trajectory-transformer[parquet]'") from error
-    return pyarrow, pyarrow.parquet
-
-
-def _parquet_table(path: Path, columns: Sequence[str]) -> Any:
-    """Read columns of a Parquet file or folder; without columns, only the schema."""
-    pyarrow, parquet = _pyarrow()
-    try:
-        if columns:
-            return parquet.read_table(path, columns=list(dict.fromkeys(columns)))
-        return parquet.ParquetDataset(path)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ValueError(f"{path}: not a complete Parquet file; it may be truncated ({error})") from error
-
-
-def _read_parquet(path: Path, numeric: Sequence[str], labels: Sequence[str]) -> Arrays:
-    """Read columns of a Parquet file."""
-    table = _parquet_table(path, [*numeric, *labels])
-    if not len(table):
-        raise ValueError(f"{path}: the table has no rows")
-    arrays: Arrays = {name: _arrow_numbers(path, name, table[name].combine_chunks()) for name in numeric}
-    for name in labels:
-        arrays[name] = table[name].to_numpy()
-        if arrays[name].dtype == object:
-            arrays[name] = arrays[name].astype(str)
-    return arrays
-
-
-def _arrow_numbers(path: Path, name: str, column: Any) -> DoubleArray:
-    """Convert a column to numbers [N], a column of lists to [N, K]; nulls become NaN."""
-    pyarrow, _ = _pyarrow()
-    kind = column.type
-    if pyarrow.types.is_list(kind) or pyarrow.types.is_fixed_size_list(kind) or pyarrow.types.is_large_list(kind):
-        lists = column.to_pylist()
-        width = len(next((each for each in lists if each is not None), []))
-        for index, each in enumerate(lists):
-            if each is not None and len(each) != width:
-                raise ValueError(
-                    f"{path}, row {index + 1}: lists of column {name!r} must have {width} entries, as in row 1, "
-                    f"got {len(each)}"
-                )
-        return np.array([[np.nan] * width if each is None else each for each in lists], dtype=np.float64)
-    if pyarrow.types.is_boolean(kind):
-        column = column.cast(pyarrow.int8())
-    elif not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)):
-        value = next((each for each in column.to_pylist() if each is not None), None)
-        row = column.to_pylist().index(value) + 1
-        raise ValueError(f"{path}, row {row}: column {name!r} must hold numbers, got {value!r}")
-    return np.asarray(column.cast(pyarrow.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
-
-
-def _suggestion(path: Path, names: Sequence[str]) -> str:
+def _suggestion(path: Path, names: Sequence[str], given: Columns) -> str:
     """Error text for a table without columns, with a guess that the user can save."""
-    guess = guess_columns(names, {})
+    guess = guess_columns(names)
     if guess is None:
         return (
             f"{path}: write {columns_path(path)} to say which columns hold observations and actions; "
             f"the table has the columns {', '.join(names)}"
         )
-    numbers = [name for name in guess.actions if name]
-    read = _read_csv if path.suffix == ".csv" else _read_parquet
-    table = read(path, numbers, [])
-    counts = {name: _category_count(values) for name, values in table.items() if _category_count(values)}
-    text = Columns(**{**asdict(guess), "categories": counts}).to_yaml()
+    guess = replace(given.over(guess), missing="refuse", max_episode_steps=None)
+    read = read_csv if table_suffix(path) in CSV else read_parquet
+    categories: Categories = {}
+    left_out = []
+    for name in (*guess.observations, *guess.actions):
+        found = _categories(read, path, name, is_action=name in guess.actions)
+        if found is None:
+            left_out.append(name)
+        elif found:
+            categories[name] = found
+    observations, actions = (
+        tuple(name for name in names if name not in left_out) for names in (guess.observations, guess.actions)
+    )
+    if not observations or not actions:
+        return f"{path}: the columns {', '.join(left_out)} hold text; name columns of numbers or categories"
+    guess = replace(guess, observations=observations, actions=actions, categories={**categories, **given.categories})
+    text = guess.to_yaml()
+    note = f"; it leaves out {', '.join(left_out)}, which hold text" if left_out else ""
     return (
-        f"{path}: no file says which columns hold what; check this guess and save it as {columns_path(path)}\n\n{text}"
+        f"{path}: no file says which columns hold what; check this guess{note} and save it as "
+        f"{columns_path(path)}\n\n{text}"
     )
 
 
-def _category_count(values: npt.NDArray[Any]) -> int:
-    """Guess the number of categories of a column; 0: continuous."""
-    known = values[np.isfinite(values)]
-    if values.ndim != 1 or not len(known) or (known != np.rint(known)).any() or known.min() < 0:
+def _categories(read: Any, path: Path, name: str, *, is_action: bool) -> int | list[str | int] | None:
+    """Guess the categories of a column: their number or their values; 0: numbers; None: text that is no category."""
+    try:
+        values: npt.NDArray[Any] = read(path, [name], [])[name]
+    except ValueError:
+        texts = np.unique(read(path, [], [name])[name])
+        known: list[str | int] = [str(text) for text in texts if text != ""]
+        return known if len(known) <= MAX_CATEGORIES else None
+    known_numbers = values[np.isfinite(values)]
+    if not is_action or values.ndim != 1 or not len(known_numbers) or (known_numbers != np.rint(known_numbers)).any():
         return 0
-    return int(known.max()) + 1 if known.max() < _MAX_CATEGORIES else 0
+    low, high = int(known_numbers.min()), int(known_numbers.max())
+    if low < 0 or high >= MAX_CATEGORIES:
+        return 0
+    # Values that count from 1 are listed; with any other start, numbers that do not occur may still be categories.
+    return list(range(1, high + 1)) if low == 1 else high + 1
 
 
 def save_table(dataset: Dataset, path: str | Path) -> None:
@@ -286,17 +296,21 @@ def save_table(dataset: Dataset, path: str | Path) -> None:
             assert name is not None
             parts[name].append(values)
     arrays = {name: np.concatenate(values) for name, values in parts.items()}
-    if path.suffix == ".csv":
-        with replacing(path) as temporary:
-            _write_csv(arrays, temporary)
-            write_atomically(columns_path(path), columns.to_yaml().encode())
-        return
-    pyarrow, parquet = _pyarrow()
-    stored = {**json.loads(description(dataset)), "columns": json.loads(json.dumps(asdict(columns)))}
-    nulls = {name: pyarrow.array(values, from_pandas=True) for name, values in arrays.items()}  # NaN becomes null
-    table = pyarrow.table(nulls).replace_schema_metadata({_DESCRIPTION: json.dumps(stored).encode()})
+    categories = listed_categories(columns)
+    suffix = table_suffix(path)
     with replacing(path) as temporary:
-        parquet.write_table(table, temporary)
+        if suffix in CSV:
+            write_csv(
+                arrays,
+                temporary,
+                separator="\t" if suffix.startswith(".tsv") else ",",
+                compressed=path.suffix == ".gz",
+                categories=categories,
+            )
+            write_atomically(columns_path(path), columns.to_yaml().encode())
+        else:
+            stored = {**json.loads(description(dataset)), "columns": asdict(columns)}
+            write_parquet(arrays, temporary, stored, categories=categories)
 
 
 def _columns_of(dataset: Dataset) -> Columns:
@@ -310,6 +324,11 @@ def _columns_of(dataset: Dataset) -> Columns:
     observations, actions = names[: dataset.observation_dim], names[dataset.observation_dim :]
     goal = dataset.episodes[0].goal
     env = dataset.metadata.get("env")
+    categories: Categories = {
+        name: list(each.labels) or each.categories
+        for name, each in zip(names, dimensions, strict=True)
+        if each.categories
+    }
     return Columns(
         episode="episode",
         order="step",
@@ -318,20 +337,6 @@ def _columns_of(dataset: Dataset) -> Columns:
         reward="reward" if dataset.has_rewards else None,
         terminal="terminal",
         goals=() if goal is None else tuple(f"goal_{index}" for index in range(len(goal))),
-        categories={name: each.categories for name, each in zip(names, dimensions, strict=True) if each.categories},
+        categories=categories,
         env=env if isinstance(env, str) else None,
     )
-
-
-def _write_csv(arrays: Arrays, path: Path) -> None:
-    """Write a CSV file; numbers with the fewest digits that read back exactly, NaN as an empty cell."""
-    columns = []
-    for values in arrays.values():
-        if values.dtype.kind == "f":
-            columns.append(["" if text == "nan" else text for text in values.astype(str).tolist()])
-        else:
-            columns.append([str(value).lower() for value in values.tolist()])
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(arrays)
-        writer.writerows(zip(*columns, strict=True))
