@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if number > 1 and f"{name}_steps_per_second" in metrics:
                 metrics[f"{name}_cost_{number}_seeds"] = metrics[f"{name}_steps_per_second"] / metrics[key]
             print(f"{key}: {metrics[key]:,.0f} (started in {first:.1f} s)", flush=True)
-        if options.d3rlpy:
+        if options.d3rlpy and name in ALGORITHMS:
             key = f"{name}_d3rlpy_steps_per_second"
             speeds = d3rlpy_speed(name, dataset, device, options)
             metrics[key] = float(np.median(speeds))
