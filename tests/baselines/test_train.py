@@ -21,6 +21,7 @@ from trajectory_transformer.baselines.runs import make_trainer
 from trajectory_transformer.baselines.train import BaselineTrainer, draw
 from trajectory_transformer.data.episode import Dataset, Episode
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.rollout import Step
 
 CPU = torch.device("cpu")
 ALGORITHMS = sorted(name for name in PRESETS if "-" not in name)  # without those that only differ in settings
@@ -171,6 +172,11 @@ def test_actions_outside_one_are_scaled_to_the_limits_of_the_data() -> None:
     scaled = baseline.scaling.actions(torch.from_numpy(actions)[None])
     np.testing.assert_allclose(scaled[0], [[-1.0, -1.0], [0.6, 1.0], [1.0, 0.0]], atol=1e-6)
     np.testing.assert_allclose(baseline.scaling.real_actions(scaled)[0], actions, atol=1e-6)
+    yes = np.ones(1, np.bool_)
+    step = Step(np.zeros((1, 1), np.float32), np.zeros(1, np.float32), yes, np.zeros((1, 0), np.float32), yes)
+    own = baseline.algorithm.act(baseline.scaling.observations(torch.zeros(1, 1, 1)))[0].detach().numpy()
+    expected = own * [2.5, 0.1] + [-0.5, 0.2]  # the middle of the limits, and half their distance
+    np.testing.assert_allclose(baseline.policy().act(step), expected, atol=1e-6)
 
 
 def test_a_saved_baseline_loads_to_the_same_policy(tiny_dataset: Dataset, tmp_path: Path) -> None:

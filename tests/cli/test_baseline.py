@@ -158,3 +158,18 @@ def test_goals_of_the_environment_reach_the_policy(tt: Run, tmp_path: Path) -> N
 def test_help_names_every_preset(tt: Run) -> None:
     text = re.sub(r"-\n\s+", "-", tt("baseline", "--help")[1])  # names may be wrapped at a hyphen
     assert all(re.search(rf"\b{name}\b", text) for name in PRESETS)
+
+
+def test_tables_are_read_by_their_columns_and_a_run_on_one_resumes(tt: Run, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [f"{run},{speed:.3f},{np.tanh(speed):.3f},{-speed:.3f}" for run in range(3) for speed in rng.normal(size=8)]
+    (tmp_path / "log.csv").write_text("\n".join(["run,speed,torque,cost", *rows]) + "\n")
+    columns = ["--columns.episode", "run", "--columns.observations", "[speed]", "--columns.actions", "[torque]"]
+    words = ["--algorithm", "bc", "--steps", 4, "--device", "cpu", "--checkpoint_every", 2, *SMALL]
+    code, text = tt("baseline", "log.csv", *columns, "--columns.reward", "cost", "--out", "run", *words)
+    assert code == 0, text
+    assert "21 transitions" in text  # the last row of a run is its final state
+    code, text = tt("baseline", "--resume", "run", "--device", "cpu")
+    assert code == 0 and "at step 4 of 4" in text, text
+    code, text = tt("baseline", "log.csv", *columns, "--out", "run", "--overwrite", "true", *words)
+    assert code == 0, text

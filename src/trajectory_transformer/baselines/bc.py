@@ -8,16 +8,18 @@ import torch
 from torch import Tensor
 
 from trajectory_transformer.baselines.algorithm import Preset, Settings, Sizes, TransitionAlgorithm
-from trajectory_transformer.baselines.data import Batch
+from trajectory_transformer.baselines.data import Batch, States
 from trajectory_transformer.baselines.networks import Group, Network, init_networks, mlp
 
 
 @dataclass(frozen=True, kw_only=True)
 class BCSettings(Settings):
-    """Settings of the BC baseline in the paper of TD3+BC and in CORL: two hidden layers of 256, Adam at 3e-4.
+    """Settings of the BC baseline in CORL: two hidden layers of 256, Adam at 3e-4, standardised states.
 
     The policy is deterministic, tanh(network), trained by the mean squared error.
     """
+
+    states: States = "standard"
 
 
 class BC(TransitionAlgorithm):
