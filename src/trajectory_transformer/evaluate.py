@@ -20,6 +20,8 @@ from trajectory_transformer.rollout import Dims, Policy, TrainedPolicy, make_env
 
 log = logging.getLogger(__name__)
 
+log = logging.getLogger(__name__)
+
 FIRST_SEED = 1_000_000
 """Episode i of an evaluation is reset with this seed + i by default; data is collected with other seeds."""
 

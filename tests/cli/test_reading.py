@@ -83,7 +83,7 @@ def test_a_missing_action_in_the_middle_is_no_end_of_an_episode(refused: Refused
     )
 
 
-MISSING = "run,x,u,r\na,1,1,1\na,,1,1\na,3,1,\na,4,1,1\nb,5,1,1\nb,6,1,1\nb,7,1,1\n"
+MISSING = "run,x,u,r\na,1,1,1\na,,1,2\na,3,1,\na,4,1,1\nb,5,1,1\nb,6,1,1\nb,7,1,1\n"
 
 
 def test_missing_values_are_refused_dropped_or_filled(refused: Refused, tt: Run, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_missing_values_are_refused_dropped_or_filled(refused: Refused, tt: Run,
     dataset = load_dataset("full.npz")
     assert dataset.metadata["values_filled"] == 2
     assert dataset.episodes[0].observations.ravel().tolist() == [1, 1, 3, 4]
-    np.testing.assert_array_equal(dataset.episodes[0].rewards, [1, 1, 1])
+    np.testing.assert_array_equal(dataset.episodes[0].rewards, [1, 2, 2])
     (tmp_path / "first.csv").write_text("x,u\n,1\n2,1\n3,1\n")
     refused(
         r"row 1: column 'x' is missing and has no earlier value .*use --missing drop_episode",
@@ -262,3 +262,36 @@ def test_d4rl_files_without_timeouts_need_a_step_limit(refused: Refused, tt: Run
     assert "episodes_found_by: the array terminals, at most 10 steps each" in text
     code, text = tt("train", "old.hdf5", "--max_episode_steps", 10, "--out", "run", *TINY)
     assert code == 0, text
+
+
+def test_rows_of_several_episodes_are_not_sorted_by_a_time_that_starts_again(
+    refused: Refused, tt: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "log.csv").write_text("t;x;u;done\n0,5;1;1;0\n1,5;2;1;0\n10,5;3;1;1\n0,5;4;1;0\n1,5;5;1;1\n")
+    words = ["log.csv", *NAMED, "--columns.terminal", "done"]
+    refused(
+        r"log\.csv, row 4: column 't' goes back from 10\.5 to 0\.5, and no column .*would mix episodes",
+        *("data", "show", *words, "--columns.order", "t"),
+    )
+    code, text = tt("data", "convert", *words, "--out", "x.npz")
+    assert code == 0, text
+    assert [episode.observations.ravel().tolist() for episode in load_dataset("x.npz")] == [[1, 2, 3, 3], [4, 5, 5]]
+    # Sorted as numbers, not as text: 10,5 comes after 1,5.
+    (tmp_path / "one.csv").write_text("t;run;x;u\n10,5;a;3;1\n0,5;a;1;1\n1,5;a;2;1\n")
+    code, text = tt(
+        *("data", "convert", "one.csv", *NAMED, "--columns.episode", "run", "--columns.order", "t", "--out", "y.npz")
+    )
+    assert code == 0, text
+    assert load_dataset("y.npz").episodes[0].observations.ravel().tolist() == [1, 2, 3]
+
+
+def test_the_guess_completes_what_flags_say(tt: Run, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("time,speed,gear,done\n0,1,1,0\n1,2,3,1\n0,3,2,0\n1,4,1,1\n")
+    code, text = tt("data", "show", "log.csv", "--columns.actions", "[gear]")
+    assert code == 2
+    guess = text.partition("\n\n")[2]
+    assert "- speed" in guess and "terminal: done" in guess and "order" not in guess
+    (tmp_path / "log.csv.columns.yaml").write_text(guess)
+    code, text = tt("data", "show", "log.csv")
+    assert code == 0, text
+    assert "2 episodes, 4 steps" in text and "gear: 3 categories: 1, 2, 3" in text

@@ -36,7 +36,8 @@ def test_dictionaries_are_flattened_as_in_the_data(space: gymnasium.Space[Any]) 
     space.seed(0)
     for _ in range(5):
         value = space.sample()
-        row, goal, map = split_observation(value, dimensions)
+        unordered = {key: value[key] for key in reversed(value)}
+        row, goal, map = split_observation(unordered, dimensions)
         np.testing.assert_array_equal(row, flatten(value, parts, 1)[0])
         if goal_parts:
             np.testing.assert_array_equal(goal, flatten(value, goal_parts, 1)[0])

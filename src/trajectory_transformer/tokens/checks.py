@@ -7,6 +7,7 @@ import numpy as np
 from trajectory_transformer.data.episode import Dataset, Dimension, DoubleArray
 from trajectory_transformer.tokens.tokenizer import Tokenizer, slot_values
 
+_MANY = 100  # values; with fewer, one other value is no sign of bad bins
 _FAR = 1e6  # values this many times further from the median than usual are reported
 
 
@@ -37,9 +38,6 @@ def dataset_warnings(dataset: Dataset, tokenizer: Tokenizer) -> Iterator[str]:
                 f"{dimension.name}: {counts.max()} of {len(column)} values fall into one bin, so the model cannot tell "
                 f"them apart; use --tokens.discretizer quantile, or more than {config.num_bins} bins"
             )
-
-
-_MANY = 100  # values; with fewer, one other value is no sign of bad bins
 
 
 def _far_value(column: DoubleArray) -> float | None:

@@ -155,18 +155,23 @@ _KINDS = {
 _STATE = r"(obs|observation|observations|state|states|s|x)([ _.\[\d].*)?"
 
 
-def guess_columns(names: Sequence[str]) -> Columns | None:
-    """Guess columns from common names; without a column named like a state, all remaining columns are observations."""
+def guess_columns(names: Sequence[str], given: Columns | None = None) -> Columns | None:
+    """Guess columns from common names; without a column named like a state, all remaining columns are observations.
+
+    Columns that `given` names are left to it.
+    """
+    given = given or Columns()
     found: dict[str, list[str]] = {kind: [] for kind in (*_KINDS, "observations")}
     left = []
-    for name in names:
+    for name in (each for each in names if each not in (*given.numeric, *given.labels)):
         kind = next((kind for kind, pattern in _KINDS.items() if re.fullmatch(pattern, name, re.IGNORECASE)), None)
         if kind is None:
             left.append(name)
         else:
             found[kind].append(name)
     states = [name for name in left if re.fullmatch(_STATE, name, re.IGNORECASE)]
-    found["observations"] = states or left
+    found["observations"] = list(given.observations) or states or left
+    found["actions"] = list(given.actions) or found["actions"]
     if not found["observations"] or not found["actions"]:
         return None
     single = {kind: next(iter(found[kind]), None) for kind in ("episode", "order", "reward", "terminal", "truncated")}

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ def read_csv(
     Columns in `categories` become the numbers of their categories.
     """
     known = categories or {}
-    pieces: dict[str, list[npt.NDArray[np.generic]]] = {name: [] for name in (*numeric, *labels)}
+    pieces: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*numeric, *labels)}
     header, separator = csv_header(path), _separator(path)
     decimals = _Decimals(path, allow_comma=separator != ",")
     places = {name: header.index(name) for name in pieces}
@@ -68,10 +68,8 @@ def read_csv(
             num_rows += len(chunk)
     if not num_rows:
         raise ValueError(f"{path}: the table has no rows")
-    return {
-        name: _label(np.concatenate(parts)) if name in labels else np.concatenate(parts)
-        for name, parts in pieces.items()
-    }
+    joined = {name: np.concatenate(parts) for name, parts in pieces.items()}
+    return {name: _label(cells, separator) if name in labels else cells for name, cells in joined.items()}
 
 
 def write_csv(
@@ -174,9 +172,9 @@ def _numbers(path: Path, name: str, cells: Sequence[str], first_row: int, decima
         raise
 
 
-def _label(cells: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+def _label(cells: npt.NDArray[Any], separator: str) -> npt.NDArray[Any]:
     """Convert cells to numbers if all are numbers, so that 10 sorts after 9; else keep the text."""
     try:
-        return cells.astype(np.float64)
+        return (cells if separator == "," else np.char.replace(cells, ",", ".")).astype(np.float64)
     except ValueError:
         return cells

@@ -6,7 +6,7 @@ the header.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -147,11 +147,25 @@ def _sorted_rows(path: Path, table: Arrays, columns: Columns) -> tuple[IntArray,
     if columns.order is not None:
         rows = np.argsort(table[columns.order], kind="stable")
     if columns.episode is None:
+        _refuse_restart(path, table, columns.order)
         return rows, np.zeros(count, np.int64)
     _, first, label = np.unique(table[columns.episode], return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(first))[label]  # [N], episodes numbered by their first row
     rows = rows[np.argsort(rank[rows], kind="stable")]
     return rows, rank[rows]
+
+
+def _refuse_restart(path: Path, table: Arrays, order: str | None) -> None:
+    """Refuse to sort the rows of several episodes by a column that starts again with each of them."""
+    values = None if order is None else table[order]
+    if values is None or (back := values[1:] < values[:-1]).sum() == 0:
+        return
+    row = int(np.argmax(back))
+    raise ValueError(
+        f"{path}, row {row + 2}: column {order!r} goes back from {values[row]} to {values[row + 1]}, and no column "
+        "identifies the episode, so sorting would mix episodes; name that column with --columns.episode, or leave out "
+        "order if the rows are in order"
+    )
 
 
 def _ends(
@@ -228,13 +242,15 @@ def _matrix(
 
 def _suggestion(path: Path, names: Sequence[str], given: Columns) -> str:
     """Error text for a table without columns, with a guess that the user can save."""
-    guess = guess_columns(names)
+    guess = guess_columns(names, given)
     if guess is None:
         return (
             f"{path}: write {columns_path(path)} to say which columns hold observations and actions; "
             f"the table has the columns {', '.join(names)}"
         )
     guess = replace(given.over(guess), missing="refuse", max_episode_steps=None)
+    if guess.episode is None and given.order is None:
+        guess = replace(guess, order=None)  # it may start again with every episode
     read = read_csv if table_suffix(path) in CSV else read_parquet
     categories: Categories = {}
     left_out = []
@@ -258,7 +274,7 @@ def _suggestion(path: Path, names: Sequence[str], given: Columns) -> str:
     )
 
 
-def _categories(read: Any, path: Path, name: str, *, is_action: bool) -> int | list[str | int] | None:
+def _categories(read: Callable[..., Arrays], path: Path, name: str, *, is_action: bool) -> int | list[str | int] | None:
     """Guess the categories of a column: their number or their values; 0: numbers; None: text that is no category."""
     try:
         values: npt.NDArray[Any] = read(path, [name], [])[name]
