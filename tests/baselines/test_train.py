@@ -293,3 +293,21 @@ def test_checkpoints_that_do_not_fit_are_refused(tiny_dataset: Dataset, tmp_path
     path.write_text(json.dumps(description))
     with pytest.raises(ValueError, match="weights and description do not match .*must have shape"):
         Baseline.load(tmp_path / "run")
+
+
+def test_python_resumes_a_run_with_its_own_settings_only(tiny_dataset: Dataset, tmp_path: Path) -> None:
+    settings: dict[str, object] = {**SMALL, "steps": 4}
+    out = tmp_path / "run"
+    made = train_baseline(tiny_dataset, algorithm="bc", settings=settings, seeds=[2], out=out, device="cpu")
+    again = train_baseline(tiny_dataset, algorithm="bc", settings=settings, out=out, resume=True, device="cpu")
+    assert again.seeds == (2,)
+    observations = torch.randn(1, 5, 3)
+    assert torch.equal(again.algorithm.act(observations), made.algorithm.act(observations))
+    others: list[dict[str, Any]] = [{"algorithm": "cql"}, {"seeds": [3]}, {"settings": {"steps": 5}}]
+    for other in others:
+        with pytest.raises(ValueError, match="was started with other settings"):
+            train_baseline(tiny_dataset, out=out, resume=True, device="cpu", **other)
+    with pytest.raises(ValueError, match="started on a different dataset"):
+        train_baseline(Dataset(tiny_dataset.episodes[1:]), out=out, resume=True, device="cpu")
+    with pytest.raises(ValueError, match="on episodes in memory: pass them again"):
+        train_baseline(out=out, resume=True, device="cpu")

@@ -29,6 +29,8 @@ from trajectory_transformer.runs.metrics import JsonLines
 from trajectory_transformer.runs.settings import RUN
 from trajectory_transformer.runs.sources import identity
 
+DEFAULT = "iql"
+
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineRunSettings:
@@ -69,7 +71,7 @@ class BaselineRunSettings:
 def train_baseline(
     dataset: Dataset | str | Path | None = None,
     *,
-    algorithm: str = "iql",
+    algorithm: str = DEFAULT,
     settings: Mapping[str, object] | None = None,
     seeds: Sequence[int] = (0,),
     out: str | Path | None = None,
@@ -99,6 +101,9 @@ def train_baseline(
     folder = None if out is None else Path(out)
     if resume and folder is not None and (folder / RUN).is_file():
         run = resume_baseline(folder, dataset, device=find_device(device))
+        # Defaults cannot be told from values that were left out.
+        given = {"algorithm": algorithm} if algorithm != DEFAULT else {}
+        _check_same(folder, run.settings, given | ({"seeds": tuple(seeds)} if tuple(seeds) != (0,) else {}), settings)
     else:
         started = BaselineRunSettings(
             algorithm=algorithm,
@@ -117,6 +122,22 @@ def train_baseline(
     if not run.finished:
         raise KeyboardInterrupt
     return run.baseline
+
+
+def _check_same(
+    folder: Path, run: BaselineRunSettings, given: Mapping[str, object], settings: Mapping[str, object] | None
+) -> None:
+    """Refuse to resume a run with other settings than its own."""
+    stored = changed(find_preset(run.algorithm).settings, run.settings)
+    own = {**{name: getattr(run, name) for name in given}, **settings_dict(stored)}
+    requested = settings_dict(changed(stored, settings or {}))
+    wanted = {**given, **{name: requested[name] for name in settings or {}}}
+    for name, value in wanted.items():
+        if value != own[name]:
+            raise ValueError(
+                f"{folder} was started with other settings (expected {name} {own[name]}, got {value}); "
+                f"leave out {name} to resume with its own"
+            )
 
 
 class BaselineRun:
