@@ -27,7 +27,7 @@ from trajectory_transformer.rollout import Policy, Step, make_envs, rollout
 from trajectory_transformer.runs import train
 from trajectory_transformer.search.beam import Objective, Plan
 from trajectory_transformer.search.decoder import Candidates
-from trajectory_transformer.search.objectives import discounted_return, log_likelihood
+from trajectory_transformer.search.objectives import QFunction, discounted_return, log_likelihood, q_guided
 from trajectory_transformer.search.predict import Prediction, predict
 from trajectory_transformer.tokens.tokenizer import Tokenizer
 from trajectory_transformer.training.train import Metrics
@@ -54,6 +54,7 @@ __all__ = [
     "Policy",
     "Prediction",
     "Preset",
+    "QFunction",
     "Sampler",
     "SearchConfig",
     "Step",
@@ -69,6 +70,7 @@ __all__ = [
     "log_likelihood",
     "make_envs",
     "predict",
+    "q_guided",
     "rollout",
     "save_dataset",
     "train",
