@@ -176,7 +176,7 @@ class Plan:
         if not all(path.exists() for path in paths):
             return None
         values = [100.0 * value for path in paths for value in json.loads(path.read_text())["returns"]]
-        return np.array(values).reshape(self.options.seeds, -1).tolist()  # type: ignore[no-any-return]
+        return np.array(values).reshape(self.options.seeds, -1).tolist()
 
 
 def choose_search(plan: Plan) -> str:
