@@ -15,6 +15,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for the folder of policy files, which are too large for the repository."""
     default = Path(__file__).resolve().parents[2] / "shared" / "policies"
     parser.addoption("--policies", type=Path, default=default, help="folder of policy files to collect data with")
+    ants = default.with_name("antgoal")
+    parser.addoption(
+        "--ant_policies", type=Path, default=ants, help="folder of the walker to collect AntMaze data with"
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -30,6 +34,16 @@ def policies(pytestconfig: pytest.Config) -> Path:
     assert isinstance(folder, Path)
     if not folder.is_dir():
         pytest.skip(f"needs policy files, and there is no folder {folder}: set it with --policies")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ant_policies(pytestconfig: pytest.Config) -> Path:
+    """The folder of `antgoal.safetensors`; tests that need it are skipped if it does not exist."""
+    folder = pytestconfig.getoption("--ant_policies")
+    assert isinstance(folder, Path)
+    if not (folder / "antgoal.safetensors").is_file():
+        pytest.skip(f"needs antgoal.safetensors, and it is not in {folder}: set its folder with --ant_policies")
     return folder
 
 

@@ -363,6 +363,11 @@ def parse(arguments: Sequence[str] | None) -> Plan:
     parser.add_argument("--time_to_score", type=Path, default=None, help="write the wall time to this result file")
     parser.add_argument("--device", default="auto")
     options, passed = parser.parse_known_args(arguments)
+    return Plan(options, *split_flags(parser, passed))
+
+
+def split_flags(parser: argparse.ArgumentParser, passed: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Flags that a script passes on: those of `tt train`, and those of the search of `tt evaluate`."""
     groups = {"train": ("--tokens.", "--model.", "--train."), "search": ("--search.",)}
     flags: dict[str, list[str]] = {group: [] for group in groups}
     for name, value in zip(passed[::2], passed[1::2], strict=False):
@@ -372,7 +377,7 @@ def parse(arguments: Sequence[str] | None) -> Plan:
         flags[group] += [name, value]
     if len(passed) % 2:
         parser.error(f"{passed[-1]}: a flag of tt needs a value")
-    return Plan(options, tuple(flags["train"]), tuple(flags["search"]))
+    return tuple(flags["train"]), tuple(flags["search"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trajectory_transformer.runs import train
     from trajectory_transformer.search.beam import Objective, Plan
     from trajectory_transformer.search.decoder import Candidates
-    from trajectory_transformer.search.objectives import discounted_return, log_likelihood
+    from trajectory_transformer.search.objectives import QFunction, discounted_return, log_likelihood, q_guided
     from trajectory_transformer.search.predict import Prediction, predict
     from trajectory_transformer.tokens.tokenizer import Tokenizer
     from trajectory_transformer.training.train import Metrics
@@ -60,6 +60,7 @@ __all__ = [
     "Policy",
     "Prediction",
     "Preset",
+    "QFunction",
     "Sampler",
     "SearchConfig",
     "Step",
@@ -75,6 +76,7 @@ __all__ = [
     "log_likelihood",
     "make_envs",
     "predict",
+    "q_guided",
     "rollout",
     "save_dataset",
     "train",
@@ -96,7 +98,7 @@ _HOMES = {
     "runs": ("train",),
     "search.beam": ("Objective", "Plan"),
     "search.decoder": ("Candidates",),
-    "search.objectives": ("discounted_return", "log_likelihood"),
+    "search.objectives": ("QFunction", "discounted_return", "log_likelihood", "q_guided"),
     "search.predict": ("Prediction", "predict"),
     "tokens.tokenizer": ("Tokenizer",),
     "training.train": ("Metrics",),

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import FloatArray
 from trajectory_transformer.data.spaces import Leaf, action_leaf
-from trajectory_transformer.envs import FOUR_ROOMS_ID, FOUR_ROOMS_RACE_ID, is_minigrid
+from trajectory_transformer.envs import FOUR_ROOMS_ID, FOUR_ROOMS_RACE_ID, is_ant_maze, is_minigrid
 from trajectory_transformer.envs.four_rooms import Demonstrator
 from trajectory_transformer.files import allow_local_modules
 from trajectory_transformer.rollout import Step
@@ -41,7 +41,8 @@ _ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
     "tanh": np.tanh,
     "none": lambda x: x,
 }
-_OPTIONS = ("sigma", "eps", "share", "noise", "wander")
+_WALKING = ("noise", "wander")
+_OPTIONS = ("sigma", "eps", "share", *_WALKING)
 _SCRIPTED = ("random", "demonstrator", "expert")
 _SUFFIXES = (".safetensors", ".zip")
 
@@ -55,8 +56,8 @@ class ActorSpec:
     sigma: float = 0.0  # standard deviation of the noise added to clipped actions, in units of half the action range
     eps: float = 0.0  # probability of a uniformly random action instead
     share: float | None = None  # of the steps or episodes to collect; None: an equal part of the remainder
-    noise: float = 0.1  # demonstrator: standard deviation of the noise, in units of the longest step
-    wander: float = 0.25  # demonstrator: probability of a random step
+    noise: float = 0.1  # demonstrator, walker: standard deviation of the noise, in units of the longest step or torque
+    wander: float = 0.25  # demonstrator: probability of a random step; walker: of a wrong turn at a cell of the maze
     script: Script | None = field(default=None, compare=False)  # set by `script_actor`: the function itself
 
     def __post_init__(self) -> None:
@@ -78,6 +79,8 @@ class ActorSpec:
             words += [f"noise={self.noise:g}", f"wander={self.wander:g}"]
         elif self.name not in ("random", "expert"):
             words.append(self.mode)
+            usual = ActorSpec(name=self.name)
+            words += [f"{key}={getattr(self, key):g}" for key in _WALKING if getattr(self, key) != getattr(usual, key)]
         return " ".join(words + [f"{key}={getattr(self, key):g}" for key in ("sigma", "eps") if getattr(self, key)])
 
     def provenance(self) -> dict[str, str | float]:
@@ -138,7 +141,7 @@ def make_script(
 ) -> Script:
     """Make the script of a policy, with its noise, and check it against the spaces of the environment.
 
-    Only the policy `expert` uses `env`: it reads the state of the environment that it acts in (which doors are open).
+    Only `expert` and walkers use `env`: they read the environment that they act in (which doors are open, the maze).
     """
     if spec.script is not None:
         script = spec.script
@@ -157,6 +160,8 @@ def make_script(
         script = _expert(env)
     elif Path(spec.name).suffix == ".zip":
         script = _stable_baselines(Path(spec.name), spec.mode == "det")
+    elif spec.is_file and _is_walker(Path(spec.name)):
+        script = _walker(spec, env_id, env)
     elif spec.is_file:
         script = _actor_file(Path(spec.name), env_id, observation_dim, spec.mode == "sto")
     else:
@@ -234,6 +239,27 @@ def _expert(env: Env[Any, Any]) -> Script:
         grid = grid.env
     assert isinstance(grid, GoalOnMap), "made by make_env"
     return lambda observation, goal, rng: np.array(grid.expert_action())
+
+
+def _is_walker(path: Path) -> bool:
+    """Whether an actor file holds a goal-reaching ant; a broken file is reported by those who read it."""
+    try:
+        with safe_open(str(path), "np") as file:
+            return {"obs.mean", "obs.var", "actor.0.weight"} <= set(file.keys())
+    except SafetensorError:
+        return False
+
+
+def _walker(spec: ActorSpec, env_id: str, env: Env[Any, Any] | None) -> Script:
+    """A goal-reaching ant that walks from cell to cell of a maze."""
+    if env is None or not is_ant_maze(env_id):
+        raise ValueError(f"policy {spec.name}: an ant that walks through mazes, got environment {env_id}")
+    # Optional dependencies, installed if `env` exists.
+    from trajectory_transformer.envs.ant_maze import AntMaze
+    from trajectory_transformer.envs.ant_walker import AntWalker, Wanderer
+
+    assert isinstance(env.unwrapped, AntMaze), "made by make_env"
+    return Wanderer(env.unwrapped, AntWalker(spec.name), noise=spec.noise, wander=spec.wander).act
 
 
 def _function(name: str) -> Script:

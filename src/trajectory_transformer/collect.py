@@ -39,7 +39,7 @@ from trajectory_transformer.rollout import make_envs, rollout, space_dims
 # Environments are reset with seeds from the upper half of the range; evaluations use small seeds.
 _FIRST_SEED = 2**31
 # Packages whose version can change the episodes that a seed gives.
-_PACKAGES = ("gymnasium", "minigrid", "mujoco", "numpy", "trajectory-transformer")
+_PACKAGES = ("gymnasium", "gymnasium-robotics", "minigrid", "mujoco", "numpy", "trajectory-transformer")
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def collect(
 
     Args:
         env: Gymnasium id of the environment.
-        policy: what acts: `random`, `demonstrator` (four rooms), `expert` (MiniGrid), an actor file
-            `FILE.safetensors`, a Stable-Baselines3 `FILE.zip`, `module:function`, or a function
+        policy: what acts: `random`, `demonstrator` (four rooms), `expert` (MiniGrid), an actor file or a
+            walker (AntMaze) `FILE.safetensors`, a Stable-Baselines3 `FILE.zip`, `module:function`, or a function
             `script(observation, goal, rng) -> action`. Options follow the name: `FILE sto sigma=0.1 eps=0.05
             share=0.5`. A list of these collects a part of the dataset with each policy.
         episodes: number of episodes to collect.
@@ -168,9 +168,13 @@ def play_parts(
     seed: int,
     pool: "WorkerPool",
     env_options: Mapping[str, Any] | None = None,
+    collect_options: Mapping[str, Any] | None = None,
 ) -> Iterator[CollectedEpisode]:
-    """Check every policy, then play the parts one after the other: an iterator over their episodes in order."""
-    options = json.dumps(dict(env_options or {}))
+    """Check every policy, then play the parts one after the other: an iterator over their episodes in order.
+
+    `collect_options` are more arguments of the environment's constructor, which evaluations do without.
+    """
+    options = json.dumps({**(env_options or {}), **(collect_options or {})})
     jobs = [Job(env_id, part.actor, seed, options, next(_keys) if part.actor.script else 0) for part in parts]
     for job in jobs:
         check_policy(job)
@@ -200,6 +204,7 @@ def collected_dataset(
     *,
     seed: int,
     env_options: Mapping[str, Any] | None = None,
+    collect_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Episodes of `play_parts` as a dataset, with named dimensions and metadata about their origin."""
     envs = make_envs(env_id, 1, env_options)
@@ -209,6 +214,8 @@ def collected_dataset(
     metadata: dict[str, str | int | float | bool | None] = {"env": env_id, "seed": seed}
     if env_options:
         metadata["env_options"] = json.dumps(dict(env_options))
+    if collect_options:
+        metadata["collect_options"] = json.dumps(dict(collect_options))
     metadata["policy"] = ", ".join(part.actor.label for part in parts)
     metadata |= {f"version.{name}": version for name, version in package_versions(_PACKAGES).items()}
     references = references_of(env_id)

@@ -1,9 +1,11 @@
 """Recipes: YAML files that say how a named dataset is collected. The package ships those of the benchmark."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePath
+from typing import Any
 
 import yaml
 
@@ -13,11 +15,17 @@ from trajectory_transformer.collect import Part
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to collect one dataset: its name, the environment, and the number of steps of each policy."""
+    """How to collect one dataset: its name, the environment, and the number of steps of each policy.
+
+    `env_options` are arguments of the environment's constructor. `collect_options` are more of them, for collecting
+    only: an evaluation in the environment of the dataset does without them (AntMaze: other starts than the task's).
+    """
 
     name: str
     env: str
     parts: tuple[Part, ...]
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+    collect_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_recipe(name: str | Path, policies: str | Path | None = None) -> Recipe:
@@ -26,6 +34,7 @@ def read_recipe(name: str | Path, policies: str | Path | None = None) -> Recipe:
     try:
         content = yaml.safe_load(source.read_text(encoding="utf-8"))
         env, entries = str(content["env"]), [(str(each["policy"]), int(each["steps"])) for each in content["parts"]]
+        options = [dict(content.get(key, {})) for key in ("env_options", "collect_options")]
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{source}: a recipe needs env and parts, each with policy and steps ({reason})") from error
@@ -34,7 +43,7 @@ def read_recipe(name: str | Path, policies: str | Path | None = None) -> Recipe:
         if steps < 1:
             raise ValueError(f"{source}: steps must be at least 1, got {steps}")
         parts.append(Part(parse_actor(policy, policies), steps=steps))
-    return Recipe(PurePath(source.name).stem, env, tuple(parts))
+    return Recipe(PurePath(source.name).stem, env, tuple(parts), *options)
 
 
 def find_recipe(name: str | Path) -> Traversable:

@@ -15,7 +15,7 @@ from trajectory_transformer.search.beam import Plan, beam_search
 from trajectory_transformer.search.cached import CachedDecoder
 from trajectory_transformer.search.decoder import Bins, Candidates, Decoder, NaiveDecoder, StepwiseDecoder
 from trajectory_transformer.search.noise import Noise
-from trajectory_transformer.search.objectives import discounted_return, log_likelihood
+from trajectory_transformer.search.objectives import discounted_return, log_likelihood, q_guided
 from trajectory_transformer.tokens.discretizer import Discretizer
 from trajectory_transformer.tokens.layout import TokenLayout
 from trajectory_transformer.tokens.tokenizer import Tokenizer
@@ -123,6 +123,57 @@ def exhaustive_score(decoder: ToyTask, actions: list[int]) -> float:
             return total + (0.5 ** (step + 1) * worth if step == len(actions) - 1 else 0.0)
         state = decoder.tables["state"][state][action]
     return total + 0.5 ** len(actions) * worth
+
+
+# A corridor of five cells with the goal at its right end. The data walks left more often, so that predicted values
+# are largest there, where nothing is ever earned. Action 1 steps right, action 0 left.
+CORRIDOR = ToyTask(
+    next_state=[[0, 1], [0, 2], [1, 3], [2, 4], [4, 4]],
+    reward=[[1, 1], [1, 1], [1, 1], [1, 4], [1, 1]],
+    value=[[4, 2], [3, 1], [2, 1], [1, 0], [0, 0]],
+    ends={(3, 1)},
+)
+
+
+def corridor_q(discount: float) -> dict[tuple[int, int], float]:
+    """The optimal Q of the corridor, by value iteration on its tables."""
+    tables = CORRIDOR.tables
+    q = {(state, action): 0.0 for state in range(4) for action in (0, 1)}
+    for _ in range(50):
+        for state, action in q:
+            following = tables["state"][state][action]
+            future = 0.0 if (state, action) in CORRIDOR.ends else max(q[following, each] for each in (0, 1))
+            q[state, action] = float(VALUES[2, tables["reward"][state][action]]) + discount * future
+    return q
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 3])
+def test_q_guided_search_finds_the_optimum_where_predicted_values_mislead(horizon: int) -> None:
+    exact = corridor_q(0.9)
+    assert exact[0, 1] == pytest.approx(0.9**3 * 20)
+
+    def q(states: Tensor, actions: Tensor) -> Tensor:
+        rows = zip(states.flatten().tolist(), actions.flatten().tolist(), strict=True)
+        return torch.tensor([exact.get((int(state), int(action)), 0.0) for state, action in rows]).view(
+            states.shape[:2]
+        )
+
+    config = SearchConfig(beam_width=8, expansion=4, horizon=horizon, action=Sampler())
+    found, misled = (
+        beam_search(
+            CORRIDOR,
+            torch.tensor([[0]]),
+            objective,
+            bins=Bins(TOY, VALUES),
+            config=config,
+            noise=Noise(torch.tensor([3])),
+        )
+        for objective in (q_guided(q, 0.9), discounted_return(0.9))
+    )
+    # Plans for the exact Q are optimal and worth what the optimal policy earns, whatever their length.
+    assert actions_of(found.best[0], horizon) == [1] * horizon
+    assert float(found.scores[0, 0]) == pytest.approx(0.9**3 * 20, rel=1e-5)
+    assert actions_of(misled.best[0], horizon) == [0] * horizon
 
 
 def test_a_small_discount_prefers_an_early_reward_to_a_large_one() -> None:

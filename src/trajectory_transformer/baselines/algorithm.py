@@ -24,10 +24,6 @@ from trajectory_transformer.data.episode import Dataset, FloatArray
 from trajectory_transformer.rollout import Step
 
 BatchT = TypeVar("BatchT")
-QFunction = Callable[[Tensor, Tensor], Tensor]
-"""Observations [..., O] with their goals and actions [..., A], in the units of the dataset -> values [...]."""
-
-
 Actor = Callable[[Step], FloatArray]
 """What E environments show -> actions [E, A] in the units of the dataset."""
 

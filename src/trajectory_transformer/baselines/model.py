@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trajectory_transformer.baselines.algorithm import Algorithm, QFunction, Settings, Sizes
+from trajectory_transformer.baselines.algorithm import Algorithm, Settings, Sizes
 from trajectory_transformer.baselines.data import Scaling
 from trajectory_transformer.baselines.presets import changed, find_preset, settings_dict
 from trajectory_transformer.checkpoint import load_checkpoint, save_checkpoint
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import FloatArray, Metadata
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.rollout import Dims, Step
+from trajectory_transformer.search.beam import Objective
+from trajectory_transformer.search.objectives import QFunction, q_guided
 
 KIND = "trajectory-transformer baseline"
 _SCALING = "scaling."
@@ -102,6 +105,36 @@ class Baseline:
             return (one.algorithm.q_values(states, scaled) / one.scaling.reward_scale[:, None]).reshape(shape)
 
         return q
+
+    def objective(self, model: TrajectoryModel, *, seed: int | None = None, discount: float | None = None) -> Objective:
+        """Plan with a model for the Q function of one training seed, see `q_guided`; refuses what does not fit.
+
+        `discount` is by default the one that Q was trained with. The weights must be on the model's device.
+        """
+        layout, metadata = model.layout, model.metadata
+        if self.dims.goal or layout.goal_dim:
+            raise ValueError(f"planning by the Q function of {self.name} is for data without goals")
+        if (layout.observation_dim, layout.action_dim) != (self.dims.observation, self.dims.action):
+            raise ValueError(
+                f"the Q function of {self.name} has {self.dims.observation} observation and {self.dims.action} action "
+                f"dimensions, the model {layout.observation_dim} and {layout.action_dim}"
+            )
+        differs = next(
+            (key for key in {**self.metadata, **metadata} if self.metadata.get(key) != metadata.get(key)), ""
+        )
+        if differs:
+            raise ValueError(
+                f"the Q function of {self.name} was trained on a different dataset than the model: "
+                f"{differs} is {self.metadata.get(differs)!r} for Q and {metadata.get(differs)!r} for the model"
+            )
+        one = self.only(seed)
+        q = one.q_function()
+        q(*(torch.zeros(1, size, device=self.device) for size in (self.dims.observation, self.dims.action)))
+        chosen = getattr(one.algorithm.settings, "discount", None) if discount is None else discount
+        assert isinstance(chosen, float), "algorithms with a Q function have a discount"
+        require(0.0 <= chosen <= 1.0, "the discount must lie in [0, 1]", chosen)
+        shift = float(one.scaling.reward_shift[0] / one.scaling.reward_scale[0])
+        return q_guided(q, chosen, reward_shift=shift)
 
     def save(self, folder: str | Path) -> None:
         """Write the checkpoint folder."""

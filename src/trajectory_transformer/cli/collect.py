@@ -81,7 +81,15 @@ class Collect:
         workers = self.workers or (1 if few else cores)
         with WorkerPool(workers) as pool:
             collected = self._play(plan, pool)
-            dataset = collected_dataset(plan.env, plan.parts, collected, seed=self.seed, env_options=self.env_options)
+            options = {**plan.env_options, **self.env_options}
+            dataset = collected_dataset(
+                plan.env,
+                plan.parts,
+                collected,
+                seed=self.seed,
+                env_options=options,
+                collect_options=plan.collect_options,
+            )
             if is_minari_id(out):
                 save_minari(dataset, out, [each.seed for each in collected])
             else:
@@ -115,7 +123,14 @@ class Collect:
     def _play(self, plan: Recipe, pool: WorkerPool) -> list[CollectedEpisode]:
         by_steps = plan.parts[0].steps is not None
         total = sum(part.steps or part.episodes or 0 for part in plan.parts)
-        episodes = play_parts(plan.env, plan.parts, seed=self.seed, pool=pool, env_options=self.env_options)
+        episodes = play_parts(
+            plan.env,
+            plan.parts,
+            seed=self.seed,
+            pool=pool,
+            env_options={**plan.env_options, **self.env_options},
+            collect_options=plan.collect_options,
+        )
         collected = []
         with progress_bar() as bar:
             task = bar.add_task("collecting", total=total)

@@ -34,8 +34,9 @@ from trajectory_transformer.report.video import check_video, record_video
 from trajectory_transformer.results import write_result
 from trajectory_transformer.rollout import Policy
 from trajectory_transformer.runs import TRAINING
+from trajectory_transformer.search.beam import Objective
 
-_PLANNING = ("--plan", "--discount", "--percentile", "--trace", "--preset")
+_PLANNING = ("--plan", "--q", "--discount", "--percentile", "--trace", "--preset")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,10 @@ class Evaluate:
     """Arguments of the environment's constructor; null: those of the dataset, in its own environment."""
     plan: PlanKind | None = None
     """What to plan for; null: a goal if the model has one, else return if it has rewards, else imitation."""
+    q: Path | None = None
+    """Run folder of a baseline: plan for return by its Q function instead of the predicted return-to-go."""
     discount: float | None = None
-    """Discount of rewards along a plan for return; null: as in training."""
+    """Discount of rewards along a plan for return; null: as in training (with --q, as in the training of Q)."""
     percentile: float | None = None
     """Rank plans for return by this percentile of predicted rewards and values; null: by their means."""
     episodes: int = 100
@@ -66,7 +69,8 @@ class Evaluate:
     num_envs: int = 50
     """Environments to play at the same time."""
     training_seed: int | None = None
-    """Which training seed of a baseline to play; null: all of them, each with as many episodes."""
+    """Which training seed of a baseline to play; null: all of them, each with as many episodes. With --q: which
+    training seed of it to plan by; null: the first."""
     seed: int = FIRST_SEED
     """Episode i is reset with seed + i. The default is far from the seeds that data is collected with."""
     out: Path | None = None
@@ -106,14 +110,16 @@ class Evaluate:
 
     def _play_planner(self, model: TrajectoryModel) -> list[Episode]:
         """Plan with a model."""
-        if self.training_seed is not None:
+        if self.training_seed is not None and self.q is None:
             raise ValueError(f"--training_seed is for baselines, and {self.run} is not one")
+        objective = None if self.q is None else self._objective(model, self.q)
         env_id, options = environment_of(model.metadata, self.env, self.env_options)
         traces: list[PlanTrace] = []
         planner = Planner(
             model,
-            kind=self.plan,
-            discount=self.discount,
+            kind=None if objective else self.plan,
+            objective=objective,
+            discount=None if objective else self.discount,
             percentile=self.percentile,
             search=self.search,
             seed=self.seed,
@@ -122,18 +128,32 @@ class Evaluate:
         self._claim(env_id, options)
         with _counting(self.episodes) as count:
             found = self._evaluate(planner, env_id, options, count)
+        kind = planner.kind or "return"
+        guide = {} if self.q is None else {"q": str(self.q), **_training(self.q, "q_training")}
         self._write(
             found,
-            what=str(planner.kind),
-            policy=f"planner, {planner.kind}",
+            what=kind,
+            policy=f"planner, {kind}" + (f" by the Q function of {self.q}" if self.q else ""),
             device=model.device,
-            settings={"plan": planner.kind, "num_envs": self.num_envs, "search": asdict(self.search)},
+            settings={"plan": kind, "num_envs": self.num_envs, "search": asdict(self.search), **guide},
         )
         if self.trace is not None:
             save_traces(self.trace, traces, model.tokenizer)
         self._film(found, planner.policy())
-        self._show(found, f"planning for {planner.kind}")
+        self._show(found, f"planning for {kind}" + (f" by {self.q}" if self.q else ""))
         return list(found.episodes)
+
+    def _objective(self, model: TrajectoryModel, run: Path) -> Objective:
+        """Plan by the Q function of a baseline."""
+        if self.plan not in (None, "return"):
+            raise ValueError(f"--q is for planning for return, not for {self.plan}")
+        if checkpoint_kind(str(run)) != BASELINE:
+            raise ValueError(f"--q {run}: not a run of tt baseline; train one with: tt baseline DATA --algorithm iql")
+        try:
+            baseline = Baseline.load(run, model.device)
+            return baseline.objective(model, seed=self.training_seed, discount=self.discount)
+        except ValueError as error:
+            raise ValueError(f"--q {run}: {error}") from error
 
     def _play_baseline(self, baseline: Baseline) -> list[Episode]:
         """Play the policies of a baseline, one training seed after the other."""
@@ -242,13 +262,13 @@ class Evaluate:
         console.print(f"wrote {', '.join(map(str, self._written()))}")
 
 
-def _training(run: Path) -> dict[str, object]:
+def _training(run: Path, name: str = "training") -> dict[str, object]:
     """How the run was trained: command, device and time, if the run folder says so."""
     path = run / TRAINING
     if not path.is_file():
         return {}
     known = json.loads(path.read_text())
-    return {"training": {name: known[name] for name in ("command", "commit", "device", "seconds", "metrics")}}
+    return {name: {key: known[key] for key in ("command", "commit", "device", "seconds", "metrics")}}
 
 
 @contextmanager

@@ -30,13 +30,22 @@ def is_minigrid(env_id: str) -> bool:
     return env_id.startswith("MiniGrid-")
 
 
+def is_ant_maze(env_id: str) -> bool:
+    """Whether an id belongs to an AntMaze of Gymnasium-Robotics."""
+    return env_id.startswith("AntMaze_")
+
+
 def make_env(env_id: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """Make an environment by id; MiniGrid environments are wrapped in `GoalOnMap`.
+    """Make an environment by id; MiniGrid is wrapped in `GoalOnMap`, and AntMaze is the task of `AntMaze`.
 
     The id `module:Id-v0` imports a module first, which registers the environment; it may be in the working directory.
     """
     if ":" in env_id:
         allow_local_modules()
+    if is_ant_maze(env_id):
+        from trajectory_transformer.envs.ant_maze import AntMaze  # an optional dependency
+
+        return AntMaze(env_id, **options)
     if not is_minigrid(env_id):
         return gymnasium.make(env_id, **options)
     from trajectory_transformer.envs.minigrid import GoalOnMap  # an optional dependency

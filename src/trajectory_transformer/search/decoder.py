@@ -66,20 +66,33 @@ class Candidates:
         return self._decode(self._layout.action)
 
     @property
+    def alive(self) -> Tensor:
+        """Whether each transition takes place [E, K, h]: false from a predicted end on."""
+        _, goes_on = self._transitions()
+        return goes_on[..., self._layout.action.stop - 1]
+
+    @property
     def _layout(self) -> TokenLayout:
         assert self.bins is not None, "tokens are decoded for objectives only"
         return self.bins.layout
 
     def _decode(self, slots: slice) -> Tensor:
-        assert self.prompt is not None and self.bins is not None
-        layout, table = self.bins.layout, self.bins.values_and_stop
-        state = self.prompt[:, None, -layout.observation_dim :].expand(-1, self.tokens.shape[1], -1)
-        rows = torch.cat([state, self.tokens], dim=2).view(*state.shape[:2], -1, layout.size)  # [E, K, h, D]
-        goes_on = rows < table.shape[1] - 1
-        goes_on[..., layout.action.stop :] = True  # stop tokens of rewards and values end nothing, as in `ended`
-        goes_on = goes_on.flatten(2).cumprod(dim=2).bool().view_as(rows)
+        rows, goes_on = self._transitions()
+        assert self.bins is not None
+        table = self.bins.values_and_stop
         decoded = table[torch.arange(slots.start, slots.stop, device=table.device), rows[..., slots]]
         return decoded.where(goes_on[..., slots], 0.0)
+
+    def _transitions(self) -> tuple[Tensor, Tensor]:
+        """Tokens by transition, the current state first, and whether no end was predicted up to each [E, K, h, D]."""
+        layout = self._layout
+        assert self.prompt is not None and self.bins is not None
+        stop = self.bins.values.shape[1]
+        state = self.prompt[:, None, -layout.observation_dim :].expand(-1, self.tokens.shape[1], -1)
+        rows = torch.cat([state, self.tokens], dim=2).view(*state.shape[:2], -1, layout.size)  # [E, K, h, D]
+        goes_on = rows < stop
+        goes_on[..., layout.action.stop :] = True  # stop tokens of rewards and values end nothing, as in `ended`
+        return rows, goes_on.flatten(2).cumprod(dim=2).bool().view_as(rows)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,15 @@
 """What candidates are ranked by. A goal is not an objective but part of the prompt."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from trajectory_transformer.search.beam import Objective
 from trajectory_transformer.search.decoder import Candidates
+
+QFunction = Callable[[Tensor, Tensor], Tensor]
+"""Observations [..., O] and actions [..., A], in the units of the dataset -> values [...]."""
 
 
 def log_likelihood(candidates: Candidates) -> Tensor:
@@ -23,5 +28,37 @@ def discounted_return(discount: float, *, value_includes_reward: bool = False) -
         steps = rewards.shape[-1]
         weights = torch.logspace(0, steps - 1, steps, base=discount, device=rewards.device)  # 1, discount, ...
         return torch.add(rewards @ weights, candidates.value, alpha=discount**steps)
+
+    return score
+
+
+def q_guided(q: QFunction, discount: float, *, reward_shift: float = 0.0) -> Objective:
+    """Rewards before the last action plus the discounted Q of the last state and action.
+
+    Q replaces the predicted return: where rewards are sparse, a return that was observed once says little about what
+    can be reached. After a predicted end nothing is added.
+
+    Args:
+        q: observations [E, K, O] and actions [E, K, A], in the units of the dataset -> values [E, K]. Tensor code on
+            the model's device: on a GPU it becomes part of the captured search.
+        discount: the one that Q was trained with.
+        reward_shift: added to every predicted reward, if Q was trained with such rewards (-1 for `iql-antmaze`).
+    """
+
+    def score(candidates: Candidates) -> Tensor:
+        alive = candidates.alive  # [E, K, h]
+        guess = q(candidates.states[..., -1, :], candidates.actions[..., -1, :])
+        if guess.shape != alive.shape[:2]:
+            raise ValueError(
+                f"q must return one value per candidate, shape {tuple(alive.shape[:2])}, got {tuple(guess.shape)}"
+            )
+        ahead = guess.where(alive[..., -1], 0.0)
+        steps = alive.shape[2] - 1
+        if not candidates.rewards.shape[2]:  # a model without rewards
+            earned = alive[..., :-1] * reward_shift
+        else:
+            earned = (candidates.rewards[..., :-1] + reward_shift).where(alive[..., :-1], 0.0)
+        weights = torch.logspace(0, steps - 1, steps, base=discount, device=earned.device)  # 1, discount, ...
+        return torch.add(earned @ weights, ahead, alpha=discount**steps)
 
     return score

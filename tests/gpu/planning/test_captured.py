@@ -10,7 +10,7 @@ from trajectory_transformer.gpu.planning.fused import FusedDecoder
 from trajectory_transformer.search.beam import Plan, beam_search, median_continuation
 from trajectory_transformer.search.decoder import Bins, Candidates, NaiveDecoder
 from trajectory_transformer.search.noise import Noise
-from trajectory_transformer.search.objectives import discounted_return
+from trajectory_transformer.search.objectives import discounted_return, q_guided
 
 pytestmark = pytest.mark.gpu
 
@@ -95,3 +95,40 @@ def test_objectives_of_a_captured_search_may_read_states_and_actions() -> None:
         expected = search(prompts.to(GPU), seeds.to(GPU))
         assert torch.equal(tokens, expected.tokens)
         assert torch.equal(scores, expected.scores)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_captured_search_guided_by_q_equals_the_eager_one(bf16: bool) -> None:
+    gpt = random_gpt(LAYOUTS["hopper"])
+    layout, decoder = gpt.layout, FusedDecoder(gpt, bf16=bf16)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(16, NUM_BINS, generator=generator).to(GPU)
+    inner = torch.randn(2, layout.observation_dim + layout.action_dim, 32, generator=generator).to(GPU)
+    outer = torch.randn(2, 32, 1, generator=generator).to(GPU)
+
+    def q(states: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        inputs = torch.cat([states, actions], dim=-1)
+        hidden = torch.relu(inputs.flatten(0, 1).expand(2, -1, -1) @ inner)
+        return (hidden @ outer)[..., 0].amin(dim=0).view(inputs.shape[:2])  # the smaller of two networks
+
+    def search(prompts: torch.Tensor, seeds: torch.Tensor, map_embedding: torch.Tensor | None = None) -> Plan:
+        return beam_search(
+            decoder,
+            prompts,
+            q_guided(q, 0.99, reward_shift=-1.0),
+            bins=Bins(layout, values),
+            config=SearchConfig(beam_width=16, horizon=4),
+            noise=Noise(seeds),
+            map_embedding=map_embedding,
+        )
+
+    captured = CapturedSearch(search, GPU, refresh=decoder.refresh)
+    prompts = torch.randint(NUM_BINS, (2, 27), generator=torch.Generator().manual_seed(1))
+    seeds = torch.arange(2)
+    for _ in range(2):
+        found = captured(prompts, seeds)
+        tokens, scores = found.tokens.clone(), found.scores.clone()
+        expected = search(prompts.to(GPU), seeds.to(GPU))
+        assert torch.equal(tokens, expected.tokens)
+        assert torch.equal(scores, expected.scores)
+    assert all(graph is not None for graph in captured._graphs.values()), "captured, not run eagerly"

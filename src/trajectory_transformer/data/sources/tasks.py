@@ -8,7 +8,10 @@ import re
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.sources.minari import is_local, load_minari
 
-_TASK = re.compile(r"(hopper|halfcheetah|walker2d|ant|humanoid)-(simple|medium|expert|medium-replay|medium-expert)")
+_TASK = re.compile(
+    r"(hopper|halfcheetah|walker2d|ant|humanoid)-(simple|medium|expert|medium-replay|medium-expert)"
+    r"|(antmaze)-(umaze|(medium|large)-(play|diverse))"
+)
 # Datasets of a task in Minari's `mujoco` namespace, which has no replay buffers.
 _PUBLIC = {
     "simple": ("simple",),
@@ -32,7 +35,7 @@ def load_task(name: str) -> Dataset:
     assert match is not None, "callers check is_task"
     missing = f"{name}: not collected yet (run: tt collect --recipe {name} --policies DIR)"
     try:
-        parts = [load_minari(f"mujoco/{match[1]}/{kind}-v0") for kind in _PUBLIC.get(match[2], ())]
+        parts = [load_minari(f"mujoco/{match[1]}/{kind}-v0") for kind in _PUBLIC.get(match[2] or "", ())]
     except ValueError as error:
         raise ValueError(f"{missing}, and the public dataset is not available: {error}") from error
     if not parts:

@@ -1,0 +1,298 @@
+"""The AntMaze table of the paper from nothing: five datasets, planning with and without Q, and baselines.
+
+    python benchmarks/antmaze.py --policies DIR --work DIR [--tasks TASK ...] [--methods METHOD ...]
+
+Methods: `tt_q` plans by the Q function of `iql`, `tt` by predicted returns, `greedy_q` takes the action with the
+largest Q of those that the model samples (a plan of one step), and `bc`, `dt`, `cql`, `iql` act by their policies.
+All models use the same settings in all five tasks: the preset `default` with the flags given here (`--train.steps`,
+`--tokens.`, `--model.`), and one search. With several searches (`--searches`) they are compared first, for `tt_q`
+with the first training seed, on episodes of their own (`--tuning_episodes`); the one with the best mean over tasks is
+then used for all.
+
+Every job is a command that writes a file to the work folder. The same command continues what was interrupted.
+`--time_limit` stops before a limit; exit code 75 then means that there is more to do.
+
+Writes <out>/<task>_<method>.json, <out>/table.json with `<task>_<method>` and `<method>_average` (percent of episodes
+that reach the goal; `_stderr` over training seeds), and <out>/tuning.json.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.antmaze_data import TASKS
+from benchmarks.paper.table import MORE_TO_DO, TT, Job, Queue, command, split_flags, summary
+from trajectory_transformer.gpu.backends import find_device
+from trajectory_transformer.results import summarize, write_result
+
+SCORE_SEED, TUNING_SEED = 7_000_000, 5_000_000  # of the episodes
+BASELINES = {"bc": "bc", "dt": "dt", "cql": "cql", "iql": "iql-antmaze"}
+PLANNERS = ("greedy_q", "tt", "tt_q")
+METHODS = ("bc", "dt", "cql", "iql", *PLANNERS)
+SEARCHES: dict[str, dict[str, object]] = {
+    "default": {},
+    "long": {"horizon": 10},
+    "short": {"horizon": 3, "beam_width": 64},
+    "wide": {"beam_width": 128, "expansion": 4},
+    "free": {"action.nucleus": 0.9, "beam_width": 64},
+    "free-long": {"action.nucleus": 0.9, "beam_width": 64, "horizon": 10},
+    "free-short": {"action.nucleus": 0.9, "beam_width": 64, "horizon": 3},
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which jobs there are, and where their files lie."""
+
+    options: argparse.Namespace
+    train_flags: tuple[str, ...]
+    search_flags: tuple[str, ...]
+
+    def data(self, task: str) -> Path:
+        """The dataset of a task."""
+        return Path((self.options.datasets or self.options.work / "data") / f"antmaze-{task}.npz")
+
+    def facts(self, task: str) -> Path:
+        """What the behaviour in a dataset achieves; written after the dataset."""
+        return self.data(task).with_name(f"{task}.json")
+
+    def model(self, task: str, seed: int) -> Path:
+        """Written when the training of a model ends."""
+        return Path(self.options.work / "runs" / f"{task}_tt_{seed}" / "training.json")
+
+    def baseline(self, task: str, method: str) -> Path:
+        """Written when the training of a baseline ends, with all seeds."""
+        return Path(self.options.work / "runs" / f"{task}_{method}" / "training.json")
+
+    def played(self, task: str, method: str, seed: int | None = None, search: str = "score") -> Path:
+        """Episodes of a method; those of baselines are of all training seeds."""
+        name = f"{task}_{method}" if seed is None else f"{task}_{method}_{seed}"
+        return Path(self.options.work / "played" / search / f"{name}.json")
+
+    def collect(self, task: str) -> Job:
+        """Collect a dataset and measure it."""
+        script = Path(__file__).with_name("antmaze_data.py")
+        words = ("--policies", self.options.policies, "--out", self.data(task).parent, "--scale", self.options.scale)
+        return Job("collect", self.facts(task), command(sys.executable, script, task, *words))
+
+    def train(self, task: str, seed: int) -> Job:
+        """Train one model."""
+        out, data, device = self.model(task, seed), self.data(task), ("--device", self.options.device)
+        words = ("--out", out.parent, "--seed", seed, "--checkpoint_every", 5000)
+        return Job(
+            "train",
+            out,
+            command(*TT, "train", data, *words, *device, *self.train_flags),
+            (data, self.facts(task)),
+            command(*TT, "train", data, "--resume", out.parent, *device),
+            out.with_name("run.json"),
+        )
+
+    def train_baseline(self, task: str, method: str) -> Job:
+        """Train a baseline with all seeds at once."""
+        out, data, device = self.baseline(task, method), self.data(task), ("--device", self.options.device)
+        settings = self.options.settings.get(method, {})
+        words: list[object] = ["--algorithm", BASELINES[method], "--out", out.parent]
+        words += ["--seeds", json.dumps(list(range(self.options.seeds)))]
+        words += ["--steps", self.options.baseline_steps] if self.options.baseline_steps else []
+        words += ["--settings", json.dumps(settings)] if settings else []
+        return Job(
+            "train",
+            out,
+            command(*TT, "baseline", data, *words, *device),
+            (data, self.facts(task)),
+            command(*TT, "baseline", data, "--resume", out.parent, *device),
+            out.with_name("run.json"),
+        )
+
+    def play_baseline(self, task: str, method: str) -> Job:
+        """Play all training seeds of a baseline."""
+        run, out = self.baseline(task, method), self.played(task, method)
+        return Job("play", out, self._evaluate(run.parent, out, self.options.episodes, SCORE_SEED), (run,))
+
+    def play(self, task: str, method: str, seed: int, search: str, *, tuning: bool = False) -> Job:
+        """Play episodes with one model."""
+        run, q = self.model(task, seed), self.baseline(task, "iql")
+        out = self.played(task, method, seed, f"tuning-{search}" if tuning else "score")
+        settings = {**SEARCHES[search], **({"horizon": 1} if method == "greedy_q" else {})}
+        flags = [word for key, value in settings.items() for word in (f"--search.{key}", value)]
+        guide = [] if method == "tt" else ["--q", q.parent, "--training_seed", seed]
+        episodes, first = self.options.episodes, SCORE_SEED
+        if tuning:
+            episodes, first = self.options.tuning_episodes, TUNING_SEED
+        words = self._evaluate(run.parent, out, episodes, first, "--plan", "return", *guide, *self.search_flags, *flags)
+        return Job("play", out, words, (run,) if method == "tt" else (run, q))
+
+    def _evaluate(self, run: Path, out: Path, episodes: int, seed: int, *more: object) -> tuple[str, ...]:
+        words = ("--episodes", episodes, "--num_envs", min(episodes, self.options.num_envs), "--seed", seed)
+        limit = self.options.max_episode_steps
+        env = () if limit is None else ("--env_options", json.dumps({"max_episode_steps": limit}))
+        return command(*TT, "evaluate", run, *words, "--device", self.options.device, *env, *more, "--out", out)
+
+    def trainings(self) -> list[Job]:
+        """Datasets and everything that learns from them; what most others wait for first."""
+        options, found = self.options, [self.collect(task) for task in self.options.tasks]
+        planners = [method for method in options.methods if method in PLANNERS]
+        needed = [method for method in BASELINES if method in options.methods]
+        if {"greedy_q", "tt_q"} & set(planners) and "iql" not in needed:
+            needed.append("iql")
+        for task in options.tasks:
+            found += [self.train_baseline(task, "iql")] if "iql" in needed else []
+            found += [self.train(task, seed) for seed in range(options.seeds)] if planners else []
+        found += [self.train_baseline(task, each) for task in options.tasks for each in needed if each != "iql"]
+        return found
+
+    def tunings(self) -> list[Job]:
+        """Episodes that compare searches, if there are several."""
+        names = self.options.searches
+        if len(names) == 1 or "tt_q" not in self.options.methods:
+            return []
+        return [self.play(task, "tt_q", 0, name, tuning=True) for name in names for task in self.options.tasks]
+
+    def scores(self, search: str) -> list[Job]:
+        """Episodes of every method."""
+        found: list[Job] = []
+        for method in self.options.methods:
+            for task in self.options.tasks:
+                if method in BASELINES:
+                    found.append(self.play_baseline(task, method))
+                else:
+                    found += [self.play(task, method, seed, search) for seed in range(self.options.seeds)]
+        return found
+
+    def percent(self, task: str, method: str) -> list[list[float]] | None:
+        """100 for every episode that reached the goal and 0 for the others, by training seed; None if not played."""
+        seeds = range(self.options.seeds)
+        paths = [self.played(task, method)] if method in BASELINES else [self.played(task, method, s) for s in seeds]
+        if not all(path.exists() for path in paths):
+            return None
+        values = [100.0 * value for path in paths for value in json.loads(path.read_text())["returns"]]
+        return np.array(values).reshape(self.options.seeds, -1).tolist()
+
+
+def choose_search(plan: Plan) -> str:
+    """The search with the best mean success of `tt_q` on tuning seeds; writes what was compared."""
+    names, tasks = plan.options.searches, plan.options.tasks
+    if not plan.tunings():
+        return str(names[0])
+    metrics: dict[str, float] = {}
+    for name in names:
+        for task in tasks:
+            stored = json.loads(plan.played(task, "tt_q", 0, f"tuning-{name}").read_text())
+            metrics[f"{task}_{name}"] = 100.0 * float(np.mean(stored["returns"]))
+        metrics[f"{name}_average"] = float(np.mean([metrics[f"{task}_{name}"] for task in tasks]))
+    best = max(names, key=lambda name: metrics[f"{name}_average"])
+    count = plan.options.tuning_episodes
+    write(plan, "tuning.json", metrics, {"chosen": best, "searches": SEARCHES}, TUNING_SEED, count)
+    return str(best)
+
+
+def write(
+    plan: Plan, name: str, metrics: dict[str, float], details: dict[str, object], seed: int, episodes: int
+) -> None:
+    """Write one result file."""
+    path = plan.options.out / name
+    write_result(
+        path,
+        name=f"antmaze {path.stem}",
+        command="python " + shlex.join(sys.argv),
+        device=find_device(plan.options.device),
+        seeds=[seed + index for index in range(episodes)],
+        seconds=0.0,
+        metrics=metrics,
+        details=details,
+    )
+    print(f"wrote {path}", flush=True)
+
+
+def write_scores(plan: Plan, search: str) -> None:
+    """Write every cell that is complete, and the table."""
+    options = plan.options
+    metrics: dict[str, float] = {}
+    for method in options.methods:
+        by_task: list[list[float]] = []
+        for task in options.tasks:
+            percent = plan.percent(task, method)
+            if percent is None:
+                continue
+            first = plan.played(task, method, None if method in BASELINES else 0)
+            own = summary("success_percent", percent)
+            settings = {"search": search, **SEARCHES[search]} if method in PLANNERS else {}
+            details: dict[str, object] = {
+                "settings": {"task": task, "method": method, **settings},
+                "successes": percent,
+                "data": json.loads(plan.facts(task).read_text()),
+                "first_command": json.loads(first.read_text())["command"],
+            }
+            write(plan, f"{task}_{method}.json", own, details, SCORE_SEED, options.episodes)
+            metrics[f"{task}_{method}"] = own["success_percent"]
+            metrics[f"{task}_{method}_stderr"] = own["success_percent_stderr"]
+            by_task.append([float(np.mean(each)) for each in percent])
+        if by_task:
+            metrics |= summarize(f"{method}_average", np.mean(by_task, axis=0).tolist())
+            metrics[f"{method}_tasks"] = len(by_task)
+    write(plan, "table.json", metrics, {"tasks": options.tasks, "search": search}, SCORE_SEED, options.episodes)
+    for method in options.methods:
+        if f"{method}_average" in metrics:
+            print(f"{method}: {metrics[f'{method}_average']:.1f} over {metrics[f'{method}_tasks']:.0f} tasks")
+
+
+def parse(arguments: Sequence[str] | None) -> Plan:
+    """Options of the script, and flags for the commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policies", type=Path, required=True, help="folder of antgoal.safetensors")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the files of the jobs")
+    parser.add_argument("--datasets", type=Path, default=None, help="folder of the datasets; default: data in --work")
+    parser.add_argument("--out", type=Path, default=Path("results/antmaze"))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--searches", nargs="+", choices=tuple(SEARCHES), default=["default"])
+    parser.add_argument("--seeds", type=int, default=3, help="number of training seeds")
+    parser.add_argument("--episodes", type=int, default=100, help="per training seed")
+    parser.add_argument("--tuning_episodes", type=int, default=25, help="that compare searches")
+    parser.add_argument("--num_envs", type=int, default=100, help="environments that one evaluation plays at a time")
+    parser.add_argument("--baseline_steps", type=int, default=None, help="default: those of the presets")
+    parser.add_argument("--settings", type=json.loads, default={}, help='of baselines, as {"cql": {"penalty": 5.0}}')
+    parser.add_argument("--max_episode_steps", type=int, default=None, help="of evaluations, for a trial")
+    parser.add_argument("--trainings", type=int, default=2, help="at a time")
+    parser.add_argument("--plays", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="evaluations at a time")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the data, for a trial")
+    parser.add_argument("--time_limit", type=float, default=None, help="seconds after which this command ends")
+    parser.add_argument("--device", default="auto")
+    options, passed = parser.parse_known_args(arguments)
+    return Plan(options, *split_flags(parser, passed))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do the remaining work; returns 0 when all results are written."""
+    started = time.monotonic()
+    plan = parse(arguments)
+    options = plan.options
+    deadline = started + (options.time_limit or float("inf"))
+    queue = Queue({"collect": 1, "train": options.trainings, "play": options.plays}, options.work / "logs", deadline)
+    search = ""
+    if plan.tunings():
+        complete = queue.run([*plan.trainings(), *plan.tunings()])
+        search = choose_search(plan) if complete else ""
+    else:
+        complete, search = True, choose_search(plan)
+    if complete:
+        complete = queue.run([*plan.trainings(), *plan.scores(search)])
+        write_scores(plan, search)
+    if not complete:
+        print("out of time; run the same command to continue", flush=True)
+        return MORE_TO_DO
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

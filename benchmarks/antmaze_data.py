@@ -1,0 +1,82 @@
+"""The AntMaze datasets, collected by their recipes, and what the behaviour in them achieves.
+
+    python benchmarks/antmaze_data.py --policies DIR --out DIR [TASK ...]
+
+Writes DIR/antmaze-<task>.npz, and DIR/<task>.json with the share of episodes that end at the goal of the task
+(`success_rate`), of those that lead there from the start of the task (`whole_task_rate`: without stitching, only these
+can be imitated), and of those that end with the ant on its back (`flipped_rate`). Files that exist are kept.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.paper.locomotion_data import make_dataset
+from trajectory_transformer.data.episode import Episode, load_npz
+from trajectory_transformer.envs.ant_maze import AntMaze
+from trajectory_transformer.files import write_atomically
+from trajectory_transformer.results import summarize
+
+TASKS = ("umaze", "medium-play", "medium-diverse", "large-play", "large-diverse")
+
+
+def is_flipped(episode: Episode) -> bool:
+    """Whether the ant's vertical axis points down in the last state."""
+    x, y = episode.observations[-1, 4:6]
+    return bool(1 - 2 * (x * x + y * y) < 0)
+
+
+def make_facts(task: str, folder: Path) -> Path:
+    """Measure a dataset."""
+    path = folder / f"{task}.json"
+    if path.exists():
+        return path
+    dataset = load_npz(folder / f"antmaze-{task}.npz")
+    maze = AntMaze(str(dataset.metadata["env"]))
+    starts = [maze.cell_at(*map(float, episode.observations[0, :2])) == maze.start_cell for episode in dataset]
+    ends = [episode.terminated for episode in dataset]
+    facts: dict[str, object] = {"env": dataset.metadata["env"], "steps": dataset.num_steps}
+    facts |= summarize("success_rate", [float(end) for end in ends])
+    whole = [float(start and end) for start, end in zip(starts, ends, strict=True)]
+    facts |= summarize("whole_task_rate", whole)
+    facts |= summarize("flipped_rate", [float(is_flipped(episode)) for episode in dataset])
+    facts["success_rate_by_policy"] = by_policy(ends, dataset.metadata)
+    write_atomically(path, (json.dumps(facts, indent=2) + "\n").encode())
+    return path
+
+
+def by_policy(ends: Sequence[bool], metadata: object) -> dict[str, float]:
+    """Success rate of each policy of a dataset."""
+    assert isinstance(metadata, dict)
+    found: dict[str, float] = {}
+    first = 0
+    while f"policy.{len(found)}.policy" in metadata:
+        number = len(found)
+        count = int(metadata[f"policy.{number}.episodes"])
+        found[str(metadata[f"policy.{number}.policy"])] = float(np.mean(ends[first : first + count]))
+        first += count
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Collect what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", default=list(TASKS), help="default: all five")
+    parser.add_argument("--policies", type=Path, required=True, help="folder of antgoal.safetensors")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the data, for a trial")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for task in options.tasks:
+        make_dataset(f"antmaze-{task}", options.out, options.policies, scale=options.scale)
+        print(make_facts(task, options.out).read_text(), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
