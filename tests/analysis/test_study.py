@@ -159,6 +159,25 @@ def test_a_perfect_prediction_reaches_the_oracle_and_pasts_of_unequal_length_are
     assert oracle_of(uneven, starts) == pytest.approx(float(-np.log(widths).mean()))
 
 
+def test_recorded_actions_are_scored_on_the_visit_that_they_come_from(rng: np.random.Generator) -> None:
+    starts = find_starts(walks(rng, groups=2, visits=5), count=2, horizon=HORIZON, context=2, seed=0)
+    replay = Replay({float(start.state[0]): start.visited for start in starts})
+    edges = [np.linspace(-20.0, 20.0, 401)]
+    config = StudyConfig(horizon=HORIZON, samples=10)
+    found = run_study({"x": replay}, starts, edges, np.ones(1), config, actions="recorded")["x"]
+    np.testing.assert_allclose(found.log_prob, oracle_of(edges, starts))
+
+
+def test_curves_have_the_order_of_the_starts(rng: np.random.Generator) -> None:
+    episodes = [walk(rng, rng.normal(size=(1, 1)).astype(np.float32), steps) for steps in (30, HORIZON, 25)]
+    starts = find_starts(episodes, count=3, horizon=HORIZON, context=3, seed=0)
+    starts.sort(key=lambda start: -len(start.past_states))  # studied in another order
+    shifted = {float(start.state[0]): start.visited + index for index, start in enumerate(starts)}
+    config = StudyConfig(horizon=HORIZON, samples=4)
+    found = run_study({"x": Replay(shifted)}, starts, [np.array([-9.0, 9.0])], np.ones(1), config, actions="recorded")
+    np.testing.assert_allclose(found["x"].squared_error, np.repeat([[0.0], [1.0], [4.0]], HORIZON, axis=1), atol=1e-5)
+
+
 def test_one_step_densities_are_of_the_same_transitions_for_all(rng: np.random.Generator) -> None:
     episodes = [walk(rng, rng.normal(size=(1, 1)).astype(np.float32), steps) for steps in (30, 3, 25)]
     found = one_step_log_prob({"a": Replay({}), "b": Replay({})}, episodes, context=3, seed=0)
