@@ -19,6 +19,7 @@ from trajectory_transformer.analysis.predictors import (
 )
 from trajectory_transformer.config import ModelConfig, TokenConfig
 from trajectory_transformer.data.episode import Dataset, DoubleArray, Episode, FloatArray
+from trajectory_transformer.model.gpt import Block
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.pets import Behaviour, Ensemble, EnsembleConfig, GaussianNetworks
 from trajectory_transformer.tokens.discretizer import bins_of
@@ -46,7 +47,9 @@ def make_model(
         model.gpt.heads[:, -1] = 0.0
         model.gpt.heads.mul_(3.0)
         for block in model.gpt.blocks:
-            block.qkv.weight.mul_(10.0)  # type: ignore[union-attr, operator]
+            assert isinstance(block, Block)
+            block.qkv.weight.mul_(10.0)
+            block.out.weight.mul_(20.0)
     return model
 
 
