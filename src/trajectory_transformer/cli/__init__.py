@@ -7,13 +7,15 @@ from importlib.metadata import version
 
 from trajectory_transformer.cli.baseline import TrainBaseline
 from trajectory_transformer.cli.collect import Collect
-from trajectory_transformer.cli.data import Convert, Show
+from trajectory_transformer.cli.data import Convert, Show, Split
 from trajectory_transformer.cli.demo import Demo
 from trajectory_transformer.cli.evaluate import Evaluate
 from trajectory_transformer.cli.importing import Import
 from trajectory_transformer.cli.parser import Command, parse
+from trajectory_transformer.cli.pets import FitPets
 from trajectory_transformer.cli.predict import Predict
 from trajectory_transformer.cli.report import Report
+from trajectory_transformer.cli.study import CompareStudy
 from trajectory_transformer.cli.train import Train
 
 __all__ = ["main"]
@@ -23,11 +25,14 @@ COMMANDS: dict[str, type[Command]] = {
     "collect": Collect,
     "data show": Show,
     "data convert": Convert,
+    "data split": Split,
     "train": Train,
     "import": Import,
     "baseline": TrainBaseline,
+    "pets": FitPets,
     "evaluate": Evaluate,
     "predict": Predict,
+    "study": CompareStudy,
     "report": Report,
 }
 
