@@ -216,7 +216,7 @@ STATES = np.array([[1.0], [2.0]], dtype=np.float32)
 
 
 def test_the_ensemble_takes_given_actions_or_those_of_the_cloned_policy() -> None:
-    predictor = EnsemblePredictor(adding(masked=False), constant_policy(0.5))
+    predictor = EnsemblePredictor(adding(masked=False), constant_policy(0.5), max_rows=5)  # one start at a time
     own = predictor.predict(STATES, NO_PAST, None, 3, 4)
     np.testing.assert_allclose(own.states, np.broadcast_to(STATES[:, None, None] + [[0.5], [1.0], [1.5]], (2, 4, 3, 1)))
     actions = np.array([[[1.0], [1.0], [2.0]], [[0.0], [3.0], [0.0]]], dtype=np.float32)

@@ -215,12 +215,15 @@ class EnsemblePredictor:
         *,
         hidden: float = 0.5,
         propagation: Propagation = "ts1",
+        max_rows: int = 16384,
     ) -> None:
-        """Join an ensemble and a policy for its predicted states."""
+        """Join an ensemble and a policy for its predicted states; about `max_rows` futures at a time bound the memory."""
+        require(max_rows >= 1, "max_rows must be at least 1", max_rows)
         self.ensemble = ensemble
         self.behaviour = behaviour
         self.hidden = hidden
         self.propagation: Propagation = propagation
+        self.max_rows = max_rows
 
     @torch.no_grad()
     def predict(
@@ -235,13 +238,26 @@ class EnsemblePredictor:
     ) -> Futures:
         """Sample futures, see `Predictor`. The past is not read, and no future ends."""
         _check(state, past, actions, steps, samples)
-        ensemble = self.ensemble
-        _check_hidden(np.isnan(state), ensemble.masked)
+        _check_hidden(np.isnan(state), self.ensemble.masked)
         require(
             actions is not None or self.behaviour is not None,
             "an ensemble needs a cloned policy to predict without given actions",
             "none",
         )
+        count = max(self.max_rows // samples, 1)  # starts at a time
+        parts = []
+        for first in range(0, len(state), count):
+            rows = slice(first, first + count)
+            given = None if actions is None else actions[rows]
+            parts.append(self._sample(state[rows], given, steps, samples, seed=stream_seed(seed, first)))
+        states = np.concatenate(parts)
+        return Futures(states, np.zeros(states.shape[:3], dtype=np.bool_))
+
+    def _sample(
+        self, state: FloatArray, actions: FloatArray | None, steps: int, samples: int, *, seed: int
+    ) -> DoubleArray:
+        """Sampled states [S, N, H, O]."""
+        ensemble = self.ensemble
         # Masks differ between groups of samples, so a start is repeated once per group.
         groups = -(-samples // ensemble.config.num_elites) if ensemble.masked else 1
         each = -(-samples // groups)
@@ -262,8 +278,7 @@ class EnsemblePredictor:
             masks=masks,
         ).states  # [N / groups, groups, S, H, O]
         states = found.flatten(0, 1)[:samples].transpose(0, 1).double().cpu().numpy()
-        states = np.nan_to_num(states, nan=_FAR, posinf=_FAR, neginf=-_FAR)
-        return Futures(states, np.zeros(states.shape[:3], dtype=np.bool_))
+        return np.nan_to_num(states, nan=_FAR, posinf=_FAR, neginf=-_FAR)
 
     def log_prob(self, state: FloatArray, past: Past, action: FloatArray, next_state: FloatArray) -> DoubleArray:
         """Log-density of next states under the mixture of the networks, see `Predictor`."""
