@@ -130,6 +130,17 @@ def test_the_policy_of_the_race_walks_to_the_decoy_and_not_to_the_goal() -> None
     assert mean[0] > 0.02 and abs(mean[1]) < mean[0] / 2
 
 
+def test_the_prediction_study_compares_three_predictors_with_the_oracle(tmp_path: Path) -> None:
+    lines = run(tmp_path, str(ROOT / "examples/prediction_study.py"), "40", "5")
+    assert [line.partition(":")[0] for line in lines] == ["tt", "markov", "pets", "oracle"]
+    oracle = float(lines[-1].split()[-1])
+    for line in lines[:3]:
+        found = re.fullmatch(r"\w+: log-likelihood (-?\d+\.\d\d) after 1 step, (-?\d+\.\d\d) after 15", line)
+        assert found is not None, line
+        assert max(map(float, found.groups())) <= oracle
+    assert (tmp_path / "study.png").is_file()
+
+
 def test_examples_are_short() -> None:
     for path in sorted((ROOT / "examples").glob("*.py")):
         assert len(path.read_text().splitlines()) < 60, path.name

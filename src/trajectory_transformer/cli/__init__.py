@@ -26,11 +26,16 @@ SUMMARIES: dict[str, tuple[str, str]] = {
     "collect": ("collect:Collect", "Run policies in an environment and write their episodes as a dataset."),
     "data show": ("data:Show", "Describe a dataset: episodes, returns, every dimension, and its tokens."),
     "data convert": ("data:Convert", "Convert a dataset to another format: Minari, .npz, .hdf5, .parquet or .csv."),
+    "data split": ("data:Split", "Split a dataset into episodes to train on and held-out ones, by a seed."),
     "train": ("train:Train", "Train a model on a dataset, or resume a run that was stopped."),
     "import": ("importing:Import", "Convert a state_*.pt file of the authors' code to a run folder that can plan."),
     "baseline": (
         "baseline:TrainBaseline",
         "Train a baseline (BC, TD3+BC, IQL, CQL, BRAC, DT, MBOP) on a dataset, or resume a run that was stopped.",
+    ),
+    "pets": (
+        "pets:FitPets",
+        "Fit a probabilistic ensemble (PETS) and clone the policy of a dataset, for `tt study`.",
     ),
     "evaluate": (
         "evaluate:Evaluate",
@@ -39,6 +44,10 @@ SUMMARIES: dict[str, tuple[str, str]] = {
     "predict": (
         "predict:Predict",
         "Sample futures of a recorded episode and plot them against what was recorded.",
+    ),
+    "study": (
+        "study:CompareStudy",
+        "Compare how well predictors foresee held-out episodes: log-likelihood and error at every step.",
     ),
     "report": ("report:Report", "Write tables of result files into documents, or print them."),
     "completion": ("completion:Completion", "Print a script that completes commands and flags in a shell."),

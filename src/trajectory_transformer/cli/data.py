@@ -1,4 +1,4 @@
-"""`tt data`: inspect a dataset before training, or convert it to another format."""
+"""`tt data`: inspect a dataset before training, convert it to another format, or hold episodes out."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -9,10 +9,12 @@ import numpy as np
 from rich.box import SIMPLE
 from rich.table import Table
 
+from trajectory_transformer.analysis.masking import masked_dataset
+from trajectory_transformer.analysis.study import split_episodes
 from trajectory_transformer.cli.console import claim, console
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data import sources
-from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.data.episode import Dataset, save_npz
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.data.sources import Columns, is_minari_id, save_dataset
 from trajectory_transformer.data.sources.columns import ColumnNames, Missing, read_columns
@@ -188,3 +190,42 @@ def claim_dataset(out: str, *paths: Path | None, overwrite: bool = False) -> Non
                 f"the Minari dataset {out} exists already; choose another id, or replace it with --overwrite true"
             )
         delete_minari(out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(DataFlags):
+    """Split a dataset into episodes to train on and held-out ones, by a seed."""
+
+    positional: ClassVar[dict[str, str]] = {"dataset": SOURCES}
+    required: ClassVar[tuple[str, ...]] = ("dataset",)
+    examples: ClassVar[tuple[str, ...]] = (
+        "tt data split data/hopper.npz --out data/split",
+        "tt data split data/hopper.npz --hidden 0.5 --out data/masked",
+    )
+
+    dataset: str | None = None
+    """Dataset to read."""
+    out: Path = Path("data/split")
+    """Folder to write train.npz and held_out.npz to; must not exist."""
+    overwrite: bool = False
+    """Replace what exists there."""
+    held_out: float = 0.1
+    """Share of the episodes that is held out."""
+    seed: int = 0
+    """Seed of the split and of the mask."""
+    hidden: float = 0.0
+    """Also write train_masked.npz, in which each entry of every state is hidden with this probability."""
+    num_bins: int = 100
+    """Uniform bins of observed values; train on train_masked.npz with one more, the mask token."""
+
+    def execute(self) -> None:
+        """Split and write."""
+        claim(self.out, overwrite=self.overwrite)
+        dataset = load_dataset(self.dataset, self.reading)
+        train, held_out = split_episodes(dataset, self.held_out, self.seed)
+        parts = {"train": train, "held_out": held_out}
+        if self.hidden:
+            parts["train_masked"] = masked_dataset(train, self.hidden, self.seed, self.num_bins)
+        for name, part in parts.items():
+            save_npz(part, self.out / f"{name}.npz")
+            console.print(f"wrote {self.out / name}.npz: {len(part)} episodes, {part.num_steps} steps")

@@ -20,7 +20,7 @@ from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.search.beam import Plan
 from trajectory_transformer.search.cached import CachedDecoder
-from trajectory_transformer.search.decoder import Decoder, NaiveDecoder
+from trajectory_transformer.search.decoder import Decoder, NaiveDecoder, StepwiseDecoder
 from trajectory_transformer.tokens.windows import TokenizedDataset
 from trajectory_transformer.training.engine import EagerEngine, Engine
 from trajectory_transformer.training.parallel import World
@@ -51,11 +51,18 @@ def prepare_search(search: SearchWith, gpt: GPT, config: SearchConfig) -> Search
     The result takes prompts and seeds on the host. On a GPU the whole search is captured as a CUDA graph.
     """
     device = gpt.position_embedding.device
+    decoder = make_decoder(gpt, config)
+    if isinstance(decoder, FusedDecoder):
+        return CapturedSearch(lambda *given: search(decoder, *given), device, refresh=decoder.refresh)
+    return lambda prompts, seeds, maps: search(decoder, prompts.to(device), seeds.to(device), maps)
+
+
+def make_decoder(gpt: GPT, config: SearchConfig) -> StepwiseDecoder:
+    """Create the decoder that `config.backend` names; `auto` selects the fastest one available."""
     fused = _fused_decoder(gpt, config)
     if fused is not None:
-        return CapturedSearch(lambda *given: search(fused, *given), device, refresh=fused.refresh)
-    decoder = NaiveDecoder(gpt, config.window) if config.backend == "naive" else CachedDecoder(gpt, config.window)
-    return lambda prompts, seeds, maps: search(decoder, prompts.to(device), seeds.to(device), maps)
+        return fused
+    return NaiveDecoder(gpt, config.window) if config.backend == "naive" else CachedDecoder(gpt, config.window)
 
 
 def _fused_decoder(gpt: GPT, config: SearchConfig) -> FusedDecoder | None:

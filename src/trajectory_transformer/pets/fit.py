@@ -88,6 +88,27 @@ def fit(
     scales, data = _prepare(dataset, config, masks, find_device(device))
     mask_dim = 0 if masks is None else dataset.observation_dim
     networks = build_networks(config.num_networks, config, scales, mask_dim, seed=seed).to(data.inputs.device)
+    elites = fit_networks(
+        networks, data, scales, config, seed=seed, folder=folder, resume=resume, on_metrics=on_metrics
+    )
+    ensemble = Ensemble(elites, scales, config, observation_dim=dataset.observation_dim, masked=masks is not None)
+    if folder is not None:
+        ensemble.save(folder)
+    return ensemble
+
+
+def fit_networks(
+    networks: GaussianNetworks,
+    data: Transitions,
+    scales: Scales,
+    config: EnsembleConfig,
+    *,
+    seed: int,
+    folder: Path | None,
+    resume: bool,
+    on_metrics: Callable[[EnsembleMetrics], None] | None,
+) -> GaussianNetworks:
+    """Train networks on rows and return the elites; the state after every pass is kept in `folder`, see `fit`."""
     training = _Training(networks, data, config, seed)
     state = {"config": json.dumps(asdict(config)), "seed": str(seed)}
     if folder is not None and resume and (folder / RESUME).is_file():
@@ -98,12 +119,7 @@ def fit(
             write_tensors(folder / RESUME, training.state() | scales, state | training.progress())
         if on_metrics is not None:
             on_metrics(metrics)
-    ensemble = Ensemble(
-        training.elites(), scales, config, observation_dim=dataset.observation_dim, masked=masks is not None
-    )
-    if folder is not None:
-        ensemble.save(folder)
-    return ensemble
+    return training.elites()
 
 
 class _Training:
@@ -257,7 +273,7 @@ def _prepare(
         require(shapes == expected, "masks must have the shapes of the observations of the episodes", shapes[:3])
         known, known_next = joined([mask[:-1] for mask in masks]), joined([mask[1:] for mask in masks])
     scales: Scales = {}
-    moments = [_moments(states, known), _moments(actions, None)]
+    moments = [column_moments(states, known), column_moments(actions, None)]
     scales["input_mean"], scales["input_std"] = (torch.cat(part) for part in zip(*moments, strict=True))
     targets = next_states - known_state(scales, states, known)
     weights = known_next
@@ -265,14 +281,14 @@ def _prepare(
         rewards = joined([episode.rewards for episode in episodes if episode.rewards is not None])[:, None]
         targets = torch.cat([targets, rewards], dim=1)
         weights = None if weights is None else torch.cat([weights, torch.ones_like(rewards)], dim=1)
-    scales["target_mean"], scales["target_std"] = _moments(targets, weights)
+    scales["target_mean"], scales["target_std"] = column_moments(targets, weights)
     targets = (targets - scales["target_mean"]) / scales["target_std"]
     scales = {name: value.to(device) for name, value in scales.items()}
     inputs = network_inputs({name: v.cpu() for name, v in scales.items()}, states, actions, known)
     return scales, Transitions(inputs.to(device), targets.to(device), None if weights is None else weights.to(device))
 
 
-def _moments(rows: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+def column_moments(rows: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each column over the rows that count; 1 for columns that do not vary: [N, D] -> [D]."""
     values = rows.double()
     counts = torch.ones_like(values) if weights is None else weights.double()

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from trajectory_transformer.config import Sampler
 from trajectory_transformer.data.episode import DoubleArray, Episode
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.randomness import stream_seed
 from trajectory_transformer.search.cached import CachedDecoder
-from trajectory_transformer.search.decoder import Run
+from trajectory_transformer.search.decoder import Run, StepwiseDecoder
 from trajectory_transformer.search.noise import Noise
 
 
@@ -55,31 +56,55 @@ def predict(
     state = rows[start, layout.observation]
     prompt = torch.from_numpy(tokenizer.prompt(tokenizer.goals_of([episode])[0], list(rows[first:start]), state))
 
-    decoder = CachedDecoder(model.gpt)
-    noise = Noise(torch.tensor([stream_seed(seed, start)], device=device))
-    sampler = Sampler(temperature=temperature)
-    decoder.begin(
+    given = rows[None, start : start + horizon, layout.action] if given_actions else None
+    planned = sample_futures(
+        CachedDecoder(model.gpt),
         prompt[None].to(device),
-        max_candidates=num_samples,
-        max_new=horizon * layout.size,
+        horizon=horizon,
+        num_samples=num_samples,
+        seeds=torch.tensor([stream_seed(seed, start)], device=device),
+        actions=None if given is None else torch.from_numpy(given).to(device),
+        temperature=temperature,
         map_embedding=model.encode_maps(episode.map),
-    )
-    decoder.select(torch.zeros(1, num_samples, dtype=torch.long, device=device))
+    )[0]
+    planned_tokens = planned.cpu().numpy()  # [N, H * D]
+    decoded = tokenizer.decode(np.broadcast_to(state, (num_samples, len(state))), planned_tokens)
+    return Prediction(observations=decoded.states[:, 1:], actions=decoded.actions)
+
+
+def sample_futures(
+    decoder: StepwiseDecoder,
+    prompt: Tensor,
+    *,
+    horizon: int,
+    num_samples: int,
+    seeds: Tensor,
+    actions: Tensor | None = None,
+    temperature: float = 1.0,
+    map_embedding: Tensor | None = None,
+) -> Tensor:
+    """Sample N continuations of H transitions for each of E prompts: prompt [E, L], seeds [E] -> tokens [E, N, H * D].
+
+    A prompt ends with a state, and so do the continuations. `actions` [E, H, A] are tokens that all samples of a prompt
+    take; without them actions are sampled.
+    """
+    gpt, layout = decoder.gpt, decoder.gpt.layout
+    noise, sampler = Noise(seeds), Sampler(temperature=temperature)
+    decoder.begin(prompt, max_candidates=num_samples, max_new=horizon * layout.size, map_embedding=map_embedding)
+    decoder.select(torch.zeros(len(prompt), num_samples, dtype=torch.long, device=prompt.device))
 
     def sample(num_slots: int, *, allow_stop: bool = True) -> None:
-        gumbel = noise.gumbel(num_samples, num_slots, tokenizer.discretizer.num_bins + 1)
+        gumbel = noise.gumbel(num_samples, num_slots, gpt.num_bins + 1)
         decoder.extend(Run(num_slots, sampler, gumbel, allow_stop=allow_stop))
 
     for step in range(horizon):
-        if given_actions:
-            for token in rows[start + step, layout.action].tolist():
-                decoder.append(torch.full((1, num_samples), token, device=device))
-        else:
+        if actions is None:
             sample(layout.action_dim, allow_stop=step > 0)
+        else:
+            for token in actions[:, step].unbind(dim=1):  # [E]
+                decoder.append(token[:, None].expand(-1, num_samples).contiguous())
         sample(layout.size - layout.action_dim)
-    planned = decoder.candidates.tokens[0].cpu().numpy()  # [N, H * D]
-    decoded = tokenizer.decode(np.broadcast_to(state, (num_samples, len(state))), planned)
-    return Prediction(observations=decoded.states[:, 1:], actions=decoded.actions)
+    return decoder.candidates.tokens
 
 
 def recorded(episode: Episode, start: int, horizon: int) -> npt.NDArray[np.float32]:

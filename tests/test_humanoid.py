@@ -1,0 +1,104 @@
+"""The script of the humanoid experiment: its jobs, the choice of the ensemble, references that branch, the summary."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trajectory_transformer.analysis.study import find_starts
+from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
+
+HUMANOID = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "humanoid.py"))
+
+
+def parsed(tmp_path: Path, *words: object) -> tuple[Any, Any, list[str]]:
+    required = ["--policies", "p", "--work", tmp_path / "work", "--out", tmp_path / "out", "--device", "cpu"]
+    options, flags = HUMANOID["parse"]([str(word) for word in (*required, *words)])
+    return options, HUMANOID["Places"](options.work), flags
+
+
+def write_json(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def test_every_seed_has_all_predictors_on_both_kinds_of_data(tmp_path: Path) -> None:
+    jobs = HUMANOID["jobs"](*parsed(tmp_path, "--train.steps", 9, "--model.window", 6))
+    counts = {kind: sum(job.kind == kind for job in jobs) for kind in ("collect", "train", "fit", "play")}
+    assert counts == {"collect": 2, "train": 2 * 2 * 3, "fit": len(HUMANOID["TUNING"]) + 2 * 3, "play": 2 * 3}
+    assert len({job.out for job in jobs}) == len(jobs)
+    made = {job.out for job in jobs}
+    assert all(set(job.needs) <= made for job in jobs)
+    for job in jobs:
+        words = list(job.command)
+        if job.kind == "train":
+            name, masked = job.out.parent.name, "masked" in job.out.parent.name
+            windows = [words[place + 1] for place, word in enumerate(words) if word == "--model.window"]
+            assert windows[-1] == ("2" if name.startswith("markov") else "6")
+            assert words[words.index("--tokens.num_bins") + 1] == ("101" if masked else "100")
+            assert Path(words[4]).stem == ("train_masked" if masked else "train")
+        if job.kind == "play":
+            kinds = json.loads(words[words.index("--actions") + 1])
+            assert kinds == (["policy", "recorded"] if job.out.stem.endswith("_0") else ["policy"])
+            assert words[words.index("--hidden") + 1] == ("0.5" if "masked" in job.out.stem else "0.0")
+
+
+def test_the_ensemble_with_the_best_likelihood_is_chosen(tmp_path: Path) -> None:
+    _, places, _ = parsed(tmp_path)
+    for row, score in ((0, -5.0), (2, -3.0), (3, -4.0)):
+        write_json(places.tuned(row), {"metrics": {"mean_logp_policy": score}})
+    assert HUMANOID["best_row"](places, [0, 2, 3]) == 2
+    assert [entry["row"] for entry in HUMANOID["tuning_table"](places, range(4))] == [0, 2, 3]
+
+
+def study(shift: float, kinds: tuple[str, ...], suffix: str) -> dict[str, Any]:
+    def curve(value: float) -> dict[str, list[float]]:
+        keys = ("log_prob", "log_prob_stderr", "squared_error", "squared_error_stderr")
+        return {key: [value] * 10 + [value - 1.0, value + 1.0] for key in keys}
+
+    names = {"tt": 3.0 + shift, "markov": 2.0, "pets": 2.5}
+    metrics = {f"{name}_logp_12{suffix}": value + 1.0 for name, value in names.items()} | {f"oracle_logp{suffix}": 9.0}
+    curves = {kind: {name: curve(value) for name, value in names.items()} for kind in kinds}
+    return {"metrics": metrics, "curves": curves, "settings": {}, "starts": []}
+
+
+def test_the_summary_is_the_mean_over_seeds(tmp_path: Path) -> None:
+    options, places, _ = parsed(tmp_path, "--seeds", 2, "--horizon", 12)
+    for seed, kinds in ((0, ("policy", "recorded")), (1, ("policy",))):
+        write_json(places.study("observed", seed), study(2.0 * seed, kinds, ""))
+    HUMANOID["write_summary"](options, places, 1.0)
+    result = json.loads((tmp_path / "out" / "humanoid.json").read_text())
+    metrics = result["metrics"]
+    assert metrics["tt_logp_12"] == 5.0 and metrics["tt_logp_12_stderr"] == pytest.approx(1.0)
+    assert metrics["oracle_logp"] == 9.0 and metrics["tt_below_oracle_12"] == 4.0
+    assert metrics["steps_tt_above_pets"] == 1.0
+    assert result["observed"]["curves"]["policy"]["tt"]["log_prob"][-1] == 5.0
+    assert result["observed"]["curves"]["recorded"]["tt"]["log_prob"][-1] == 4.0
+    assert "masked" not in result, "its studies are missing"
+    assert (tmp_path / "out" / "humanoid.png").is_file()
+
+
+def test_references_of_a_start_are_equal_up_to_a_step_and_differ_after_it(tmp_path: Path, policies: Path) -> None:
+    pytest.importorskip("mujoco")
+    options, places, _ = parsed(tmp_path, "--policies", policies, "--starts", 2, "--visits", 2, "--horizon", 5)
+    episode = Episode(np.zeros((2, 45), dtype=np.float32), np.zeros((1, 17), dtype=np.float32), None, False)
+    rewarded = Episode(episode.observations, episode.actions, np.zeros(1, dtype=np.float32), False)
+    save_npz(Dataset((rewarded,)), places.data("held_out"))
+    HUMANOID["collect_references"](options, places)
+    dataset = load_npz(places.data("references"))
+    assert len(dataset) == 4 and dataset.observation_dim == 45
+    starts = find_starts(dataset.episodes, count=4, horizon=5, context=9, seed=0)
+    assert len(starts) == 2
+    for start in starts:
+        assert start.visited.shape == (2, 5, 45) and len(start.past_states) == 9
+        assert (start.visited[0] != start.visited[1]).any(axis=1).all()
+        assert start.step + 5 == len(dataset.episodes[start.episode])
+
+
+def test_flags_that_nothing_takes_are_refused(tmp_path: Path) -> None:
+    for words in (["--search.horizon", 3], ["--rows", 99]):
+        with pytest.raises(SystemExit):
+            parsed(tmp_path, *words)
