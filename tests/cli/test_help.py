@@ -98,7 +98,7 @@ def test_bash_completes_commands_flags_and_values(tt: Run, tmp_path: Path) -> No
     script.write_text(text)
     assert complete(script, "tt", "") >= {"demo", "data", "train", "evaluate", "completion"}
     assert complete(script, "tt", "ev") == {"evaluate"}
-    assert complete(script, "tt", "data", "") == {"show", "convert"}
+    assert complete(script, "tt", "data", "") == {"show", "convert", "split"}
     assert complete(script, "tt", "train", "--model.w") == {"--model.window", "--model.width"}
     assert complete(script, "tt", "data", "convert", "--o") == {"--out", "--overwrite"}
     assert complete(script, "tt", "train", "x.npz", "--tokens.discretizer", "q") == {"quantile"}
