@@ -100,6 +100,7 @@ def start_of(env: AntMaze, seed: int) -> FloatArray:
 @pytest.mark.parametrize("name", ["Medium", "Large"])
 def test_collected_episodes_start_in_chosen_or_random_cells_but_not_at_the_goal(name: str) -> None:
     play, free = maze(name, cells="play"), maze(name, cells="random")
+    assert play.goal_cell not in play.starts and free.goal_cell not in free.starts
     assert {play.cell_at(*start_of(play, seed)) for seed in range(150)} == set(play.starts)
     assert {*play.starts, play.goal_cell} == set(play.targets) == set(PLAY[f"AntMaze_{name}-v5"])
     assert {free.cell_at(*start_of(free, seed)) for seed in range(400)} == set(free.starts)
