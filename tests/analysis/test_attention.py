@@ -9,7 +9,9 @@ import torch
 from trajectory_transformer.analysis.attention import attention_maps, token_labels
 from trajectory_transformer.config import ModelConfig, TokenConfig
 from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.model.gpt import Block
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.tokens.discretizer import TokenArray
 from trajectory_transformer.tokens.layout import TokenLayout
 
 
@@ -24,7 +26,7 @@ def sharp_model(tiny_dataset: Dataset) -> TrajectoryModel:
     return model
 
 
-def model_tokens(model: TrajectoryModel, dataset: Dataset) -> np.ndarray:
+def model_tokens(model: TrajectoryModel, dataset: Dataset) -> TokenArray:
     return model.tokenizer.encode(dataset.episodes[1]).ravel()[: model.gpt.max_tokens]
 
 
@@ -36,6 +38,7 @@ def test_maps_mix_values_as_the_attention_of_the_model(sharp_model: TrajectoryMo
     with torch.inference_mode():
         x = gpt.embed(torch.from_numpy(tokens)[None], 0, None)
         for block, weights in zip(gpt.blocks, maps, strict=True):
+            assert isinstance(block, Block)
             query, key, value = block.project(x)
             own = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
             torch.testing.assert_close(torch.from_numpy(weights) @ value[0], own[0], rtol=1e-4, atol=1e-4)

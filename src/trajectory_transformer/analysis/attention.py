@@ -7,8 +7,8 @@ from torch import Tensor
 
 from trajectory_transformer.data.episode import MapArray
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.tokens.discretizer import TokenArray
 from trajectory_transformer.tokens.layout import TokenLayout
-from trajectory_transformer.tokens.tokenizer import TokenArray
 
 
 @torch.inference_mode()
@@ -22,7 +22,7 @@ def attention_maps(model: TrajectoryModel, tokens: TokenArray, map: MapArray | N
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-        weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
+        weights: Tensor = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
         found.append(weights[0])
         return weights @ value
 

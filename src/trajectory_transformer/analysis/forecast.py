@@ -120,7 +120,7 @@ def compared(
     tokenizer = model.tokenizer
     horizon = predictions[0].observations.shape[1]
     slots = tokenizer.layout.observation
-    deviation = np.std(episode.observations, axis=0) if spread is None else np.asarray(spread)
+    deviation: DoubleArray = np.asarray(episode.observations.std(axis=0) if spread is None else spread, np.float64)
     varies = deviation > 1e-8
     inside: dict[float, list[DoubleArray]] = {level: [] for level in LEVELS}
     errors, unchanged = [], []

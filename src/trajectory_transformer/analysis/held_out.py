@@ -32,8 +32,8 @@ def held_out_losses(
         return torch.stack(totals).sum(dim=0)
 
     losses: dict[str, float] = {}
-    for index in chosen.split(batch_size):
-        batch = gather_windows(data, index, model.gpt.config.window, model.tokenizer)
+    for first in range(0, count, batch_size):
+        batch = gather_windows(data, chosen[first : first + batch_size], model.gpt.config.window, model.tokenizer)
         _, by_token = weighted_loss(model, batch, 1.0)
         losses = losses_by_kind(by_token, batch, layout, add_up)
     return losses

@@ -29,6 +29,7 @@ from trajectory_transformer.evaluate import (
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import PlanKind, Planner, PlanTrace
+from trajectory_transformer.report.page import write_report
 from trajectory_transformer.report.traces import save_traces
 from trajectory_transformer.report.video import record_video, video_writer
 from trajectory_transformer.results import write_result
@@ -123,6 +124,7 @@ class Evaluate:
         if self.video is not None:
             record_video(self.video, env_id, planner.policy(), seed=self.seed, env_options=options)
         self._show(found, f"planning for {planner.kind}")
+        self._update_page(model)
         return list(found.episodes)
 
     def _play_baseline(self, baseline: Baseline) -> list[Episode]:
@@ -156,6 +158,7 @@ class Evaluate:
             record_video(self.video, env_id, policies[0], seed=self.seed, env_options=options)
         seeds_text = f"{len(seeds)} training seed{'' if len(seeds) == 1 else 's'}"
         self._show(found, f"{baseline.name}, {seeds_text}")
+        self._update_page(None)
         return list(episodes)
 
     def _evaluate(
@@ -213,6 +216,12 @@ class Evaluate:
         title = f"{found.env}, {what}, {len(found.episodes)} episodes in {found.seconds:.0f} s"
         console.print(metrics_table(title, found.metrics))
         console.print(f"wrote {', '.join(map(str, self._written()))}")
+
+    def _update_page(self, model: TrajectoryModel | None) -> None:
+        """Write the page of the run again, if its folder got the result."""
+        run = Path(str(self.run))
+        if self._written()[0].resolve().parent == run.resolve():
+            console.print(f"wrote {write_report(run, models=[model])}")
 
 
 def _training(run: Path) -> dict[str, object]:
