@@ -15,6 +15,7 @@ from trajectory_transformer.cli.parser import Command, parse
 from trajectory_transformer.cli.predict import Predict
 from trajectory_transformer.cli.report import Report
 from trajectory_transformer.cli.train import Train
+from trajectory_transformer.cli.view import View
 
 __all__ = ["main"]
 
@@ -29,6 +30,7 @@ COMMANDS: dict[str, type[Command]] = {
     "evaluate": Evaluate,
     "predict": Predict,
     "report": Report,
+    "view": View,
 }
 
 
