@@ -81,7 +81,8 @@ FIND = """name => {
 
 
 COLUMNS = f"""name => {{
-    const plain = values => Array.from(values, each => Array.isArray(each) || ArrayBuffer.isView(each) ? [...each] : each);
+    const isList = each => Array.isArray(each) || ArrayBuffer.isView(each);
+    const plain = values => Array.from(values, each => isList(each) ? [...each] : each);
     const data = ({FIND})(name)?.data ?? {{}};
     const columns = data instanceof Map ? [...data] : Object.entries(data);
     return JSON.stringify(Object.fromEntries(columns.map(([key, values]) => [key, plain(values)])));

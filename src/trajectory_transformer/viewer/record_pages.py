@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-from bokeh.layouts import gridplot
 from bokeh.models import (
     BasicTicker,
     Column,
@@ -279,9 +278,7 @@ class AttentionPage:
         self.hover = CustomJSHover(args={"labels": []}, code="return labels[Math.floor(value)] || ''")
         self.images: list[ColumnDataSource] = []
         self.plots = []
-        grid: list[list[Any]] = []
         for layer in range(config.num_layers):
-            grid.append([])
             for head in range(config.num_heads):
                 ranges = {"x_range": Range1d(0, 1), "y_range": Range1d(1, 0)}
                 title = f"layer {layer}, head {head}"
@@ -294,11 +291,10 @@ class AttentionPage:
                 made.add_tools(HoverTool(tooltips=tip, formatters={"$x": self.hover, "$y": self.hover}))
                 self.images.append(source)
                 self.plots.append(made)
-                grid[-1].append(made)
         self.text = note("", name="attention-text")
-        heads = gridplot(grid, toolbar_location=None, merge_tools=False)
-        heads.styles = {"overflow-x": "auto", "max-width": "100%"}
-        self.layout: LayoutDOM = Column(children=[wrap(*self.pickers), self.text, heads], sizing_mode="stretch_width")
+        self.layout: LayoutDOM = Column(
+            children=[wrap(*self.pickers), self.text, wrap(*self.plots)], sizing_mode="stretch_width"
+        )
 
     def refresh(self) -> None:
         """Compute the maps of a window."""
