@@ -3,11 +3,11 @@
 python examples/beams.py runs/demo docs/images/beams.gif
 """
 
+import io
 import sys
 
 import imageio.v3 as imageio
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
@@ -19,7 +19,6 @@ from trajectory_transformer.viewer.control import Control, candidate_strengths, 
 def draw(control: Control) -> np.ndarray:
     """The rooms with goal, trail, candidates and agent, as an image [H, W, 3]."""
     figure = Figure(figsize=(4, 4), dpi=90)
-    canvas = FigureCanvasAgg(figure)
     panel = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     panel.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     panel.set_axis_off()
@@ -34,8 +33,9 @@ def draw(control: Control) -> np.ndarray:
             panel.plot(states[:, 0], states[:, 1], color="#3b6fb6", alpha=alpha, linewidth=1.2)
         panel.plot(control.plan.states[0, :, 0], control.plan.states[0, :, 1], color="#d1495b", linewidth=3)
     panel.plot(*trail[-1], marker="o", markersize=9, color="#1c1e21", markeredgecolor="white")
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return np.asarray(imageio.imread(buffer.getvalue()))[..., :3]
 
 
 def main() -> None:

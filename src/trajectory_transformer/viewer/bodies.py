@@ -1,5 +1,6 @@
 """Pictures of a MuJoCo body: rendered frames where OpenGL works, else a stick figure."""
 
+import warnings
 from typing import Any
 
 import gymnasium
@@ -43,7 +44,9 @@ class Camera:
         try:
             import mujoco  # type: ignore[import-untyped]
 
-            self._renderer = mujoco.Renderer(env.unwrapped.model, height, width)  # type: ignore[attr-defined]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the reason below says it better
+                self._renderer = mujoco.Renderer(env.unwrapped.model, height, width)  # type: ignore[attr-defined]
             self._camera = mujoco.MjvCamera()
             self._camera.type = mujoco.mjtCamera.mjCAMERA_TRACKING
             self._camera.trackbodyid = 1

@@ -21,7 +21,7 @@ from trajectory_transformer.viewer.bodies import Camera, is_mujoco, stick_figure
 from trajectory_transformer.viewer.control import Control, candidate_strengths, make_control_env, with_search
 from trajectory_transformer.viewer.names import slot_names
 from trajectory_transformer.viewer.session import Session
-from trajectory_transformer.viewer.widgets import ACCENT, GOAL, INK, WINNER, label, note, plot, wrap
+from trajectory_transformer.viewer.widgets import ACCENT, GOAL, INK, WINNER, note, plot, wrap
 
 _MAX_CURVES = 4  # state dimensions with a curve
 _PLAY_MILLISECONDS = 40
@@ -80,7 +80,9 @@ class ControlPage:
             sizing_mode="stretch_width",
             styles={"flex": "1 1 300px", "min-width": "280px"},
         )
-        self.layout: LayoutDOM = wrap(self.scene.layout, controls)
+        self.layout: LayoutDOM = Column(
+            children=[wrap(self.scene.layout, controls), wrap(*self.scene.below)], sizing_mode="stretch_width"
+        )
         self._show(None)
 
     def place(self, start: tuple[float, float] | None, goal: tuple[float, float] | None) -> None:
@@ -143,6 +145,7 @@ class Scene:
 
     layout: LayoutDOM
     controls: list[LayoutDOM]
+    below: list[LayoutDOM]  # what needs the whole width
 
     def show(self) -> None:
         """Draw the current moment and plan."""
@@ -183,6 +186,7 @@ class MapScene(Scene):
         has_goal = page.control.moment.goal.size > 0 and page.session.content.model.layout.goal_dim > 0
         self.sets = RadioButtonGroup(labels=["goal", "start"] if has_goal else ["start"], active=0, name="sets")
         self.layout = self.plot
+        self.below = []
         self.controls = [note("A click on the map sets the"), self.sets]
         self._drawn: MapArray | None = None
 
@@ -269,13 +273,9 @@ class BodyScene(Scene):
             curve.line("x", "y", source=actual, color=INK, line_width=2)
             curve.line("x", "y", source=winner, color=WINNER, line_width=3)
             self.curves.append((dim, curve, lines, winner, actual))
-        label(self.curves[-1][1].xaxis, "step: what happened (black), candidates (blue), winner (red)")
-        column = Column(
-            children=[self.picture, *(curve for _, curve, *_ in self.curves)],
-            sizing_mode="stretch_width",
-            styles={"flex": "1 1 320px", "min-width": "280px"},
-        )
-        self.layout = column
+        self.layout = self.picture
+        legend = note("By step: what happened (black), candidates (blue), winner (red).")
+        self.below = [legend, *(curve for _, curve, *_ in self.curves)]
 
     def show(self) -> None:
         """Draw the body and the curves."""
