@@ -28,7 +28,8 @@ def test_the_demo_writes_its_checkpoint_result_and_report(tmp_path: Path, monkey
     assert metrics["success_rate_n"] == 3
     page = (run / "report.html").read_text()
     assert "of 3 goals reached" in page
-    assert page.count("data:image/png;base64,") == 3
+    # Losses, routes, two of forecasts, demonstrations.
+    assert page.count("data:image/png;base64,") == 5
     assert "http" not in page.replace("http-equiv", "")  # opens without a network
     assert main(["demo", *words]) == 2  # an existing folder is not overwritten
 
@@ -97,8 +98,8 @@ def test_the_minigrid_demo_writes_its_result_and_report(tmp_path: Path, monkeypa
     assert main(["demo", "--task", "minigrid", "--demonstrations", "20", "--steps", "3", "--goals", "3"]) == 0
     run = tmp_path / "runs/demo"
     page = (run / "report.html").read_text()
-    assert "Goals reached on held-out maps" in page and "of 3 goals reached" in page
-    assert page.count("data:image/png;base64,") == 3
+    assert "MiniGrid-MultiRoom-N4-S5-v0" in page and "of 3 goals reached" in page
+    assert page.count("data:image/png;base64,") >= 3
     assert json.loads((run / "evaluation.json").read_text())["settings"]["env"] == "MiniGrid-MultiRoom-N4-S5-v0"
 
 

@@ -10,6 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from trajectory_transformer import Candidates, Planner, TrajectoryModel
 from trajectory_transformer.cli import main
@@ -153,3 +154,11 @@ def test_the_python_block_of_the_readme_prints_an_action(tmp_path: Path) -> None
     assert len(lines) == 1
     assert re.fullmatch(r"\[ ?-?\d+\.\d*(e-\d+)?\]", lines[0]), lines
     assert (tmp_path / "runs/log/weights.safetensors").is_file()
+
+
+def test_beams_draws_one_frame_per_step(rooms: Path) -> None:
+    lines = run(rooms, str(ROOT / "examples/beams.py"), "runs/demo", "beams.gif")
+    found = re.fullmatch(r"(\d+) steps, (arrived|not reached): beams.gif", lines[0])
+    assert found is not None, lines
+    with Image.open(rooms / "beams.gif") as gif:
+        assert getattr(gif, "n_frames", 1) > 1 and gif.size == (360, 360)

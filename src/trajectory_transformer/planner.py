@@ -91,7 +91,7 @@ class Planner:
             raise ValueError(f"a percentile is for planning for return or an objective, not for {self.kind}")
         if percentile is not None and not 0.0 < percentile < 1.0:
             raise ValueError(f"the percentile must lie in (0, 1), got {percentile}")
-        self._percentile = percentile
+        self.percentile = percentile
         self._bins = Bins(self.model.layout, self.model.bin_values())
         self._run_search = prepare_search(self._search, self.model.gpt, self.search)
         self._one: PlanningPolicy | None = None  # the policy behind `act`
@@ -157,7 +157,7 @@ class Planner:
                 config=config,
                 noise=Noise(seeds),
                 first_step=prompts.shape[1] == layout.goal_dim + layout.observation_dim,
-                percentile=self._percentile,
+                percentile=self.percentile,
                 map_embedding=map_embedding,
             )
         if config.imitate == "median":

@@ -77,6 +77,7 @@ def test_a_run_holds_checkpoint_metrics_and_tensorboard(tt: Run, made: Path, tmp
         "resume.safetensors",
         "metrics.jsonl",
         "training.json",
+        "report.html",
         "tensorboard",
     }
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

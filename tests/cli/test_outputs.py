@@ -121,13 +121,14 @@ def test_moved_data_can_be_named_when_a_run_is_resumed(tt: Run, refused: Refused
     assert code == 0, text
 
 
-def test_report_shows_the_results_of_a_run_folder(tt: Run, made: Path, tmp_path: Path) -> None:
+def test_report_writes_the_page_of_a_run_folder(tt: Run, made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "run", "run")
     code, text = tt("evaluate", "run", "--episodes", 1, *SEARCH)
     assert code == 0, text
     code, text = tt("report", "run")
     assert code == 0, text
-    assert "[evaluation](run/evaluation.json)" in text and "[training](run/training.json)" in text
+    assert "wrote run/report.html" in text
+    assert "evaluation" in Path("run/report.html").read_text()
 
 
 def test_a_table_of_scores_needs_scores(refused: Refused, made: Path, tmp_path: Path) -> None:

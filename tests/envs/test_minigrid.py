@@ -189,3 +189,32 @@ def test_a_missing_package_is_an_error_with_the_install_command(monkeypatch: pyt
     monkeypatch.delitem(sys.modules, "trajectory_transformer.envs.minigrid")
     with pytest.raises(ImportError, match=r"pip install \'trajectory-transformer\[minigrid\]\'"):
         make_env(MULTI_ROOM_ID)
+
+
+def test_a_start_and_a_goal_can_be_chosen_among_the_cells_of_the_rooms() -> None:
+    env = make_env("MiniGrid-MultiRoom-N4-S5-v0")
+    observation, _ = env.reset(seed=3)
+    rooms = observation["map"]
+    free = [(6, 18), (12, 20), (20, 14)]
+    chosen, _ = env.reset(seed=3, options={"start": free[1], "goal": free[2]})
+    assert chosen["observation"][:2].tolist() == [12, 20] and chosen["desired_goal"].tolist() == [20, 14]
+    np.testing.assert_array_equal(chosen["map"], rooms)
+    assert isinstance(env, GoalOnMap)
+    steps, over = 0, False
+    while not over:
+        _, _, over, _, info = env.step(env.expert_action())
+        steps += 1
+    assert info["success"] and info["path_ratio"] == 1.0
+    again, _ = env.reset(seed=3)
+    np.testing.assert_array_equal(again["observation"], observation["observation"])
+
+
+@pytest.mark.parametrize("cell", [(0, 0), (4, 18), (7, 19), (10, 24), (-1, 3), (100, 3)])
+def test_a_goal_outside_the_rooms_is_refused(cell: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="goal must be a free cell of a room"):
+        make_env("MiniGrid-MultiRoom-N4-S5-v0").reset(seed=3, options={"goal": cell})
+
+
+def test_start_and_goal_must_differ() -> None:
+    with pytest.raises(ValueError, match="must be different cells"):
+        make_env("MiniGrid-MultiRoom-N4-S5-v0").reset(seed=3, options={"start": (6, 18), "goal": (6, 18)})

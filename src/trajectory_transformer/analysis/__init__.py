@@ -1,1 +1,1 @@
-"""What models know: predictors behind one interface, and the likelihood of what happened under their predictions."""
+"""What models have learned: attention maps, calibration, predictors behind one interface and their likelihood."""

@@ -49,7 +49,11 @@ SUMMARIES: dict[str, tuple[str, str]] = {
         "study:CompareStudy",
         "Compare how well predictors foresee held-out episodes: log-likelihood and error at every step.",
     ),
-    "report": ("report:Report", "Write tables of result files into documents, or print them."),
+    "report": (
+        "report:Report",
+        "Write the page of a run (or of two runs side by side), or tables of result files into documents.",
+    ),
+    "view": ("view:View", "Open a local page with the plans, forecasts, attention and data of a run."),
     "completion": ("completion:Completion", "Print a script that completes commands and flags in a shell."),
 }
 

@@ -12,7 +12,7 @@ from trajectory_transformer.cli.evaluate import Evaluate
 from trajectory_transformer.cli.train import Train
 from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig, TrainConfig, require
 from trajectory_transformer.envs import FOUR_ROOMS_ID, MULTI_ROOM_ID
-from trajectory_transformer.report.page import write_report
+from trajectory_transformer.report.page import PAGE
 from trajectory_transformer.report.plots import loss_figure, routes_figure
 from trajectory_transformer.runs import METRICS
 
@@ -23,7 +23,6 @@ TaskName = Literal["four-rooms", "minigrid"]
 class Task:
     """What a demo shows, and its settings."""
 
-    place: str  # for titles
     env: str
     policy: str | list[str]
     demonstrations: int
@@ -37,7 +36,6 @@ class Task:
 
 TASKS: dict[TaskName, Task] = {
     "four-rooms": Task(
-        place="in four rooms",
         env=FOUR_ROOMS_ID,
         policy="demonstrator",
         demonstrations=4000,
@@ -49,7 +47,6 @@ TASKS: dict[TaskName, Task] = {
     ),
     # Every episode has its own map, so there is more to learn: minutes on a GPU, more than a day without one.
     "minigrid": Task(
-        place="on held-out maps",
         env=MULTI_ROOM_ID,
         policy=["expert", "expert eps=0.2", "random share=0.1"],
         demonstrations=60_000,
@@ -110,7 +107,7 @@ class Demo:
                 raise KeyboardInterrupt from error  # there is nothing left to resume
             raise
         console.print(f"done in {time.perf_counter() - started:.0f} s. Look at:")
-        for path in (self.out / "report.html", self.out / "routes.png", self.out / "evaluation.json"):
+        for path in (self.out / PAGE, self.out / "routes.png", self.out / "evaluation.json"):
             console.print(f"  {path}")
         console.print("Try next:")
         console.print(
@@ -140,15 +137,8 @@ class Demo:
             train=replace(task.train, steps=steps),
             seed=self.seed,
         ).execute()
+        routes_figure(demonstrations.episodes[:12]).savefig(self.out / "demonstrations.png", dpi=150)
+        loss_figure(self.out / METRICS).savefig(self.out / "loss.png", dpi=150)
         console.rule(f"3. plan for {goals} held-out starts and goals")
         routes = Evaluate(run=str(self.out), episodes=goals, num_envs=task.num_envs, search=task.search).execute()
-
-        console.rule("4. report")
-        pictures = {
-            "routes.png": routes_figure(routes[:12]),
-            "demonstrations.png": routes_figure(demonstrations.episodes[:12]),
-            "loss.png": loss_figure(self.out / METRICS),
-        }
-        for name, figure in pictures.items():
-            figure.savefig(self.out / name, dpi=150)
-        write_report(self.out, place=task.place, pictures=list(pictures))
+        routes_figure(routes[:12]).savefig(self.out / "routes.png", dpi=150)

@@ -29,6 +29,7 @@ from trajectory_transformer.evaluate import (
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import PlanKind, Planner, PlanTrace
+from trajectory_transformer.report.page import write_report
 from trajectory_transformer.report.traces import save_traces
 from trajectory_transformer.report.video import check_video, record_video
 from trajectory_transformer.results import write_result
@@ -141,6 +142,7 @@ class Evaluate:
             save_traces(self.trace, traces, model.tokenizer)
         self._film(found, planner.policy())
         self._show(found, f"planning for {kind}" + (f" by {self.q}" if self.q else ""))
+        self._update_page(model)
         return list(found.episodes)
 
     def _objective(self, model: TrajectoryModel, run: Path) -> Objective:
@@ -186,6 +188,7 @@ class Evaluate:
         self._film(found, policies[0])
         seeds_text = f"{len(seeds)} training seed{'' if len(seeds) == 1 else 's'}"
         self._show(found, f"{baseline.name}, {seeds_text}")
+        self._update_page(None)
         return list(episodes)
 
     def _evaluate(
@@ -260,6 +263,12 @@ class Evaluate:
         title = f"{found.env}, {what}, {len(found.episodes)} episodes in {found.seconds:.0f} s"
         console.print(metrics_table(title, found.metrics))
         console.print(f"wrote {', '.join(map(str, self._written()))}")
+
+    def _update_page(self, model: TrajectoryModel | None) -> None:
+        """Write the page of the run again, if its folder got the result."""
+        run = Path(str(self.run))
+        if self._written()[0].resolve().parent == run.resolve():
+            console.print(f"wrote {write_report(run, models=[model])}")
 
 
 def _training(run: Path, name: str = "training") -> dict[str, object]:

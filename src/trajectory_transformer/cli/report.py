@@ -1,27 +1,45 @@
-"""`tt report`: write tables of results into documents."""
+"""`tt report`: the page of a run, two runs side by side, or tables of results in documents."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from trajectory_transformer.baselines.model import KIND as BASELINE
+from trajectory_transformer.checkpoint import checkpoint_kind
 from trajectory_transformer.cli.console import console
+from trajectory_transformer.cli.data import load_dataset
+from trajectory_transformer.gpu.backends import find_device
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.report.locomotion import average, locomotion_figure, method_scores
+from trajectory_transformer.report.page import write_report
+from trajectory_transformer.report.run import CHECKPOINT, is_run, read_run
 from trajectory_transformer.report.tables import has_markers, results_table, write_tables
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write tables of result files into documents, or print them."""
+    """Write the page of a run (or of two runs side by side), or tables of result files into documents."""
 
-    positional: ClassVar[dict[str, str]] = {"results": "Folder of result files."}
+    positional: ClassVar[dict[str, str]] = {
+        "results": "Run folder, or a folder of result files.",
+        "other": "Second run folder, to compare with the first.",
+    }
     required: ClassVar[tuple[str, ...]] = ()
     examples: ClassVar[tuple[str, ...]] = (
-        "tt report results --into []        # print the table of all result files",
+        "tt report runs/demo runs/other     # one page with two runs side by side",
         "tt report results                  # write tables into README.md and docs beside the folder",
     )
 
     results: str | None = None
-    """Folder of result files."""
+    """Run folder, or a folder of result files."""
+    other: str | None = None
+    """Second run folder, to compare with the first."""
+    out: Path | None = None
+    """Page to write; null: report.html in the run folder, or compared-with-NAME.html for two runs."""
+    held_out: str | None = None
+    """Dataset for losses and forecasts on the page; null: the episodes that `tt evaluate` played."""
+    device: str = "auto"
+    """Where losses and forecasts are computed: auto, cpu or cuda."""
     into: tuple[Path, ...] | None = None
     """Documents to write tables into, between the marks <!-- results NAME... --> and <!-- /results -->. null: README.md
     and docs/*.md beside the folder, if they have marks; [] prints the table."""
@@ -31,6 +49,11 @@ class Report:
         folder = Path(self.results or "results")
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder of results")
+        if self.other is not None or is_run(folder):
+            self._write_page(folder)
+            return
+        if self.out is not None or self.held_out is not None:
+            raise ValueError(f"{folder}: not a run folder; --out and --held_out are for the page of a run")
         documents = self.into
         if documents is None:
             beside = folder.resolve().parent
@@ -47,3 +70,27 @@ class Report:
             console.print(f"wrote {pictures / 'locomotion.png'}")
         if not documents:
             console.print(results_table(folder), markup=False)
+
+    def _write_page(self, folder: Path) -> None:
+        """Write the page of one run or of two."""
+        if self.into is not None:
+            raise ValueError(f"--into is for tables of a folder of result files, and {folder} is a run")
+        folders = [folder] if self.other is None else [folder, Path(self.other)]
+        for each in folders:
+            read_run(each)  # refused before a model is loaded
+        out = self.out
+        if out is None and self.other is not None:
+            out = folder / f"compared-with-{folders[1].resolve().name}.html"
+        page = write_report(
+            *folders,
+            out=out,
+            models=[self._model(each) for each in folders],
+            held_out=None if self.held_out is None else load_dataset(self.held_out),
+        )
+        console.print(f"wrote {page}")
+
+    def _model(self, folder: Path) -> TrajectoryModel | None:
+        """The model of a run; None for baselines and runs without a checkpoint."""
+        if not (folder / CHECKPOINT).is_file() or checkpoint_kind(folder) == BASELINE:
+            return None
+        return TrajectoryModel.load(folder, find_device(self.device))

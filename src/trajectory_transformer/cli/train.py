@@ -15,6 +15,7 @@ from trajectory_transformer.config import ModelConfig, PresetName, TokenConfig, 
 from trajectory_transformer.data.sources import load_dataset
 from trajectory_transformer.gpu.backends import find_device, joined_world
 from trajectory_transformer.report.dataset import discount_advice
+from trajectory_transformer.report.page import write_report
 from trajectory_transformer.runs import Run, resume_run, start_run
 from trajectory_transformer.runs.memory import GIB, training_bytes
 from trajectory_transformer.runs.metrics import TensorBoard, summary_writer
@@ -25,6 +26,7 @@ from trajectory_transformer.training.train import Trainer
 TENSORBOARD = "tensorboard"
 WARM_UP_SECONDS = 5.0  # of training before its time is estimated
 LONG_SECONDS = 300.0  # of training that are worth a line
+PAGE_SECONDS = 60.0  # between two versions of the report page
 
 
 class Stopped(KeyboardInterrupt):
@@ -146,6 +148,7 @@ def _tell_time(seconds: float, trainer: Trainer) -> None:
 def _advance(run: Run) -> None:
     """Train to the end or to Ctrl-C, with a progress bar."""
     trainer, started = run.trainer, time.perf_counter()
+    page_due = started + PAGE_SECONDS
     with progress_bar("loss", "speed") as bar:
         task = bar.add_task("training", total=trainer.total_steps, completed=trainer.step, loss="", speed="")
         first, estimated = trainer.step, False
@@ -159,6 +162,11 @@ def _advance(run: Run) -> None:
             if metrics is not None:
                 speed = f"{metrics.tokens_per_second / 1000:.3g}k tokens/s"
                 bar.update(task, loss=f"loss {metrics.loss:.3f}", speed=speed)
+            if run.folder is not None and trainer.world.leads and time.perf_counter() > page_due:
+                write_report(run.folder)
+                page_due = time.perf_counter() + PAGE_SECONDS
+    if run.folder is not None and trainer.world.leads:
+        write_report(run.folder)
     if not run.finished:
         if not trainer.world.leads:
             raise SystemExit(130)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 try:
     from minigrid.core.actions import Actions
     from minigrid.core.constants import DIR_TO_VEC
+    from minigrid.core.world_object import Goal
     from minigrid.minigrid_env import MiniGridEnv
 except ImportError as error:
     raise ImportError("MiniGrid environments need: pip install 'trajectory-transformer[minigrid]'") from error
@@ -61,13 +62,33 @@ class GoalOnMap(gymnasium.Wrapper[Observation, int, Any, int]):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start an episode on a new map."""
-        self.env.reset(seed=seed, options=None if options is None else dict(options))
+        """Start an episode on a new map; options "start" (x, y) and "goal" (x, y) move agent and goal to free cells."""
+        placed = {name: cell for name, cell in (options or {}).items() if name in ("start", "goal")}
+        others = {name: value for name, value in (options or {}).items() if name not in placed}
+        self.env.reset(seed=seed, options=others or None)
+        self._place(**placed)
         self._goal, self._map = read_map(self._grid)
         self._doors = [(x, y) for y, x in np.argwhere(self._map[DOOR]).tolist()]
         self._distances.clear()
         self._shortest = self._current_distances()[1].get(self._state(), 0)
         return self._view(), {"success": False, "path_ratio": 0.0}
+
+    def _place(self, start: Cell | None = None, goal: Cell | None = None) -> None:
+        """Move the agent and the goal to free cells."""
+        grid = self._grid
+        old, planes = read_map(grid)
+        wanted = {"start": start or tuple(grid.agent_pos), "goal": goal or tuple(old.tolist())}
+        rooms = distances_to((int(old[0]), int(old[1])), entry_costs(grid, planes))  # the cells that lead to the goal
+        for name, (x, y) in wanted.items():
+            if (x, y, 0) not in rooms or planes[DOOR, y, x]:
+                raise ValueError(f"{name} must be a free cell of a room, got ({x}, {y})")
+        if wanted["start"] == wanted["goal"]:
+            raise ValueError(f"start and goal must be different cells, got {wanted['start']} twice")
+        if goal is not None:
+            grid.grid.set(int(old[0]), int(old[1]), None)
+            grid.put_obj(Goal(), *goal)
+        if start is not None:
+            grid.agent_pos = start
 
     def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Act; the episode ends at the goal or at the step limit of the environment."""

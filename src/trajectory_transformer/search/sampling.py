@@ -13,15 +13,19 @@ def draw(sampler: Sampler, logits: Tensor, noise: Tensor | None) -> Tensor:
     """
     if noise is None:
         return logits.argmax(dim=-1)
+    return (filtered(sampler, logits) + noise).argmax(dim=-1)
+
+
+def filtered(sampler: Sampler, logits: Tensor) -> Tensor:
+    """Logits that are sampled from: divided by the temperature, -inf where the filter dropped a token."""
     scaled = logits / sampler.temperature
     if sampler.middle is not None:
-        scaled = keep_middle(scaled, sampler.middle)
-    else:
-        if sampler.top_k is not None and sampler.top_k < logits.shape[-1]:
-            scaled = keep_top(scaled, sampler.top_k)
-        if sampler.nucleus is not None and sampler.nucleus < 1.0:
-            scaled = keep_nucleus(scaled, sampler.nucleus)
-    return (scaled + noise).argmax(dim=-1)
+        return keep_middle(scaled, sampler.middle)
+    if sampler.top_k is not None and sampler.top_k < logits.shape[-1]:
+        scaled = keep_top(scaled, sampler.top_k)
+    if sampler.nucleus is not None and sampler.nucleus < 1.0:
+        scaled = keep_nucleus(scaled, sampler.nucleus)
+    return scaled
 
 
 def keep_top(logits: Tensor, count: int) -> Tensor:

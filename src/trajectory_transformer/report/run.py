@@ -1,0 +1,143 @@
+"""What a run folder holds, read for its report page: settings, losses, evaluations, played episodes, pictures."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trajectory_transformer.data.episode import Dataset, load_npz
+from trajectory_transformer.runs import METRICS, TRAINING
+from trajectory_transformer.runs.settings import RUN
+
+CHECKPOINT = "checkpoint.json"
+DRAWN = ("routes.png", "loss.png")  # pictures of `tt demo` that the page draws itself
+_MEDIA = {".png": "image/png", ".gif": "image/gif", ".mp4": "video/mp4"}
+_MAX_MEDIA = 20 * 2**20  # bytes of a picture or video that is embedded
+
+
+@dataclass(frozen=True)
+class LossRecord:
+    """One report of training."""
+
+    step: int
+    losses: dict[str, float]  # by kind of token, or by name for baselines
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The contents of a run folder."""
+
+    folder: Path
+    description: Mapping[str, Any] = field(default_factory=dict)  # checkpoint.json
+    settings: Mapping[str, Any] = field(default_factory=dict)  # run.json
+    losses: Sequence[LossRecord] = ()
+    total_steps: int | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)  # training.json
+    evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # result files by name
+    played: Dataset | None = None  # episodes of the first evaluation
+    media: Sequence[Path] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return self.folder.resolve().name
+
+    @property
+    def env(self) -> str | None:
+        """The environment it was evaluated in, or that its data came from."""
+        for result in self.evaluations.values():
+            return str(result.get("settings", {}).get("env"))
+        env = self.description.get("metadata", {}).get("env")
+        return None if env is None else str(env)
+
+
+def is_run(folder: str | Path) -> bool:
+    """Whether a folder holds a run: a checkpoint or the settings of training."""
+    return any((Path(folder) / name).is_file() for name in (CHECKPOINT, RUN))
+
+
+def read_run(folder: str | Path) -> RunRecord:
+    """Read a run folder; parts that do not exist are left empty."""
+    folder = Path(folder)
+    if not is_run(folder):
+        raise ValueError(f"{folder}: not a run folder; it has neither {CHECKPOINT} nor {RUN}")
+    losses, total = _read_losses(folder / METRICS)
+    evaluations = {}
+    for path in sorted(folder.glob("*.json"), key=lambda path: (path.name != "evaluation.json", path.name)):
+        content = _read_json(path) if path.name not in (CHECKPOINT, RUN, TRAINING) else {}
+        if str(content.get("name", "")).startswith("evaluate") and isinstance(content.get("metrics"), dict):
+            evaluations[path.stem] = content
+    played = None
+    for name in evaluations:
+        if (folder / f"{name}.npz").is_file():
+            played = load_npz(folder / f"{name}.npz")
+            break
+    return RunRecord(
+        folder=folder,
+        description=_read_json(folder / CHECKPOINT),
+        settings=_read_json(folder / RUN),
+        losses=losses,
+        total_steps=total,
+        training=_read_json(folder / TRAINING),
+        evaluations=evaluations,
+        played=played,
+        media=[path for path in sorted(folder.iterdir()) if path.suffix in _MEDIA and path.name not in DRAWN],
+    )
+
+
+def media_type(path: Path) -> str | None:
+    """MIME type of a picture or video; None if it is too large to embed."""
+    return _MEDIA[path.suffix] if path.stat().st_size <= _MAX_MEDIA else None
+
+
+def interval(metrics: Mapping[str, float], name: str) -> tuple[float, float] | None:
+    """95 % interval of a mean: the stored one, Wilson's for a success rate, else two standard errors."""
+    if f"{name}_low" in metrics:
+        return metrics[f"{name}_low"], metrics[f"{name}_high"]
+    count, spread = metrics.get(f"{name}_n"), metrics.get(f"{name}_stderr")
+    if not count:
+        return None
+    if name == "success_rate":
+        return wilson(metrics[name], count)
+    if spread is None or count < 2:
+        return None
+    return metrics[name] - 1.96 * spread, metrics[name] + 1.96 * spread
+
+
+def wilson(share: float, count: float, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's interval of a share of `count` trials."""
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def _read_losses(path: Path) -> tuple[list[LossRecord], int | None]:
+    """Losses by step; a line truncated by a kill does not count."""
+    records, total = [], None
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            stored = json.loads(line)
+            # A baseline has one number per training seed.
+            losses = {str(kind): float(np.mean(value)) for kind, value in stored["losses"].items()}
+            record = LossRecord(int(stored["step"]), losses)
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+            continue
+        total = stored.get("total_steps")
+        if all(isfinite(loss) for loss in losses.values()):
+            records.append(record)
+    return records, total
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; {} if the file does not exist."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid JSON; the file may be truncated ({error})") from error
+    return content if isinstance(content, dict) else {}

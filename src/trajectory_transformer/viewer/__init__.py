@@ -1,0 +1,1 @@
+"""The local page of `tt view`: what a planner sees, computed by plain functions and drawn with Bokeh."""
