@@ -22,7 +22,7 @@ def write_run(folder: Path, *, steps: int = 40, width: int = 8, rate: float = 0.
     """A run folder as the commands leave it, without weights."""
     folder.mkdir(parents=True)
     description = {"kind": "trajectory-transformer", "tokens": {"goal_dims": [0, 1]}, "model": {"width": width}}
-    (folder / "checkpoint.json").write_text(json.dumps({**description, "metadata": {"env": ATTACK}}))
+    (folder / "checkpoint.json").write_text(json.dumps({**description, "metadata": {"env": ATTACK, f"{ATTACK}key": 1}}))
     (folder / "run.json").write_text(json.dumps({"train": {"steps": 40, "epochs": None}, "seed": 3}))
     lines = [
         json.dumps({"step": step, "total_steps": 40, "losses": {"observation": 2.0 / step, "action": 3.0 / step}})
@@ -36,7 +36,13 @@ def write_run(folder: Path, *, steps: int = 40, width: int = 8, rate: float = 0.
             "commit": "abc",
             "device": "abacus",
             "seconds": 2.0,
-            "metrics": {"success_rate": rate, "success_rate_stderr": 0.1, "success_rate_n": 4, "return": 1.5},
+            "metrics": {
+                "success_rate": rate,
+                "success_rate_stderr": 0.1,
+                "success_rate_n": 4,
+                "return": 1.5,
+                ATTACK: 1.0,
+            },
             "returns": [1.0, 2.0],
             "settings": {"plan": "goal", "env": ATTACK, "search": {"window": None, "action": {"nucleus": 0.4}}},
         }

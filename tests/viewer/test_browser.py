@@ -106,6 +106,8 @@ def opened(browser: Any, url: str, width: int = 1280) -> Any:
     page.goto(url)
     page.wait_for_selector(".bk-tab")
     wait_for(lambda: bool(data(page, "agent").get("x")))
+    page.wait_for_load_state("networkidle")
+    time.sleep(0.5)  # the layout settles after the first drawing
     return page
 
 

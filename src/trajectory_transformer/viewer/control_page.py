@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from bokeh.events import Tap
+from bokeh.events import DoubleTap, Tap
 from bokeh.models import (
     Button,
     Column,
@@ -40,9 +40,8 @@ class ControlPage:
         planner = content.planner
         self.control = Control(env, planner)
         self.playing = False
+        self._due = False
         self._seed = 0
-        self._start: tuple[float, float] | None = None
-        self._goal: tuple[float, float] | None = None
         search = planner.search
         samples = planner.objective is not None
         options = {"min_width": 150, "max_width": 260, "sizing_mode": "stretch_width"}
@@ -136,8 +135,15 @@ class ControlPage:
             f"Step {moment.step}: {ending}{reward}. {len(plan.scores)} candidates, "
             f"scores {plan.scores[0]:.4g} to {plan.scores[-1]:.4g}."
         )
+        if self.playing and not self._due:
+            self._due = True  # one step is due, however often the page is drawn until then
+            self.session.after(_PLAY_MILLISECONDS, self._play_on)
+
+    def _play_on(self) -> None:
+        """Take the step that is due."""
+        self._due = False
         if self.playing:
-            self.session.after(_PLAY_MILLISECONDS, self._step)
+            self._step()
 
 
 class Scene:
@@ -182,7 +188,9 @@ class MapScene(Scene):
         self.plot.line("x", "y", source=self.winner, color=WINNER, line_width=4)
         self.plot.scatter("x", "y", source=self.goal, marker="star", size=22, color=GOAL, line_color="white")
         self.plot.scatter("x", "y", source=self.agent, size=13, color=INK, line_color="white", line_width=2)
-        self.plot.on_event(Tap, self._tapped)
+        # The second of two quick clicks arrives as a double tap alone, even if it was somewhere else.
+        for event in (Tap, DoubleTap):
+            self.plot.on_event(event, self._tapped)
         has_goal = page.control.moment.goal.size > 0 and page.session.content.model.layout.goal_dim > 0
         self.sets = RadioButtonGroup(labels=["goal", "start"] if has_goal else ["start"], active=0, name="sets")
         self.layout = self.plot
@@ -265,7 +273,7 @@ class BodyScene(Scene):
         names = slot_names(content.model, content.dataset)[content.model.layout.goal_dim :]
         self.curves = []
         for dim in range(min(_MAX_CURVES, content.model.layout.observation_dim)):
-            curve = plot(names[dim], height=150, styles={"flex": "1 1 320px", "min-width": "280px"})
+            curve = plot(names[dim], height=150, styles={"flex": "1 1 45%", "min-width": "280px"})
             lines = ColumnDataSource({"xs": [], "ys": [], "alpha": []})
             winner = ColumnDataSource({"x": [], "y": []})
             actual = ColumnDataSource({"x": [], "y": []})
@@ -274,7 +282,7 @@ class BodyScene(Scene):
             curve.line("x", "y", source=winner, color=WINNER, line_width=3)
             self.curves.append((dim, curve, lines, winner, actual))
         self.layout = self.picture
-        legend = note("By step: what happened (black), candidates (blue), winner (red).")
+        legend = note("By step: what happened (black), candidates (blue), winner (red).", styles={"flex": "1 0 100%"})
         self.below = [legend, *(curve for _, curve, *_ in self.curves)]
 
     def show(self) -> None:

@@ -181,7 +181,7 @@ class ForecastPage:
         dims = [(str(dim), names[dim]) for dim in range(content.model.layout.observation_dim)]
         self.dim = Select(title="Dimension", options=dims, value="0", width=180)
         self.dim.on_change("value", lambda attribute, old, new: self._draw())
-        self.chart = plot("recorded (black), median and bands of 50 % and 90 % of the samples", height=300)
+        self.chart = plot("recorded (black), median, 50 % and 90 % bands", height=300)
         self.bands = ColumnDataSource({name: [] for name in ("x", "low", "lower", "middle", "upper", "high")})
         self.truth = ColumnDataSource({"x": [], "y": []}, name="truth")
         self.chart.varea("x", "low", "high", source=self.bands, color=ACCENT, alpha=0.18)
@@ -190,7 +190,7 @@ class ForecastPage:
         self.chart.line("x", "y", source=self.truth, color=INK, line_width=2)
         label(self.chart.xaxis, "step of the episode")
         self.shares = plot("share of the truth inside the bands", height=220, y_range=(0, 1.02), **_HALF)
-        self.errors = plot("error of the median (blue) and of \u201cnothing changes\u201d (grey)", height=220, **_HALF)
+        self.errors = plot("error: median (blue), no change (grey)", height=220, **_HALF)
         self.errors.y_range.start = 0
         empty: dict[str, list[float]] = {"x": [], "inside": [], "wide": [], "error": [], "unchanged": []}
         self.found = ColumnDataSource(empty, name="calibration")
