@@ -62,7 +62,7 @@ class Command(Protocol):
     """A dataclass of settings that can be executed."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
-    positional: ClassVar[dict[str, str]]  # at most one field given by position, and its help
+    positional: ClassVar[dict[str, str]]  # fields given by position, in order, and their help
     required: ClassVar[tuple[str, ...]]  # fields that must be given
     examples: ClassVar[tuple[str, ...]]  # commands that the help shows
 
