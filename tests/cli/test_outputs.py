@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from trajectory_transformer.cli import demo, main
+from trajectory_transformer.cli import main
 from trajectory_transformer.cli.train import Stopped, Train
 from trajectory_transformer.data.sources import load_dataset
 from trajectory_transformer.report.video import MIN_SECONDS
@@ -104,7 +104,6 @@ def test_a_failed_demo_leaves_nothing_that_blocks_the_next(
         assert "resume with" not in text
         assert list((tmp_path / "runs").iterdir()) == []
     monkeypatch.setattr(Train, "execute", train)
-    monkeypatch.setattr(demo, "write_report", lambda *given, **options: None)
     code, text = tt(*words)
     assert code == 0, text
 

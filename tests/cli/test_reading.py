@@ -224,8 +224,9 @@ def test_columns_work_in_every_command_that_reads_data(
         labels.extend(panel.get_ylabel() for panel in figure.axes)
         save(figure, path, dpi=dpi)
 
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", note)
-    code, text = tt("predict", "run", "--dataset", "log.csv", *flags, "--horizon", 3, "--samples", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(matplotlib.figure.Figure, "savefig", note)
+        code, text = tt("predict", "run", "--dataset", "log.csv", *flags, "--horizon", 3, "--samples", 2)
     assert code == 0, text
     assert labels == ["x"] and "\n  x: " in text
     code, text = tt("train", "log.csv", *flags, "--shards", "tokens", "--out", "sharded", *TINY)

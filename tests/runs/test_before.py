@@ -35,12 +35,13 @@ def edit(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
     (run / "run.json").write_text(json.dumps(stored))
 
 
-def test_an_old_run_resumes_to_the_weights_it_would_have_had(stopped: Path) -> None:
+def test_an_old_run_resumes_to_almost_the_weights_it_would_have_had(stopped: Path) -> None:
     assert main(["train", str(BEFORE / "reward.npz"), "--resume", str(stopped), "--device", "cpu"]) == 0
     expected, found = load_file(BEFORE / "expected.safetensors"), load_file(stopped / "weights.safetensors")
     assert expected.keys() == found.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
+        # Output heads decay since then. Without the stored moments of the optimizer weights differ by ten times more.
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-4)
     steps = [json.loads(line)["step"] for line in (stopped / "metrics.jsonl").read_text().splitlines()]
     assert steps == [4, *range(7, 13)]  # metrics come more often now
     assert TrajectoryModel.load(stopped).metadata == {"env": "Nowhere-v0", "seed": 1}
