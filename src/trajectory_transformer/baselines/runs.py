@@ -27,7 +27,7 @@ from trajectory_transformer.rollout import Dims
 from trajectory_transformer.runs import METRICS, RESUME, TRAINING, noted_interrupts
 from trajectory_transformer.runs.metrics import JsonLines
 from trajectory_transformer.runs.settings import RUN
-from trajectory_transformer.runs.sources import identity
+from trajectory_transformer.runs.sources import data_to_resume, identity
 
 DEFAULT = "iql"
 
@@ -234,18 +234,15 @@ def resume_baseline(folder: Path, dataset: Dataset | str | Path | None = None, *
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name}: the file is missing; a run to resume has it")
     settings = BaselineRunSettings.read(folder)
-    given = settings.dataset if dataset is None else dataset
-    if given is None:
-        raise ValueError(f"{folder} was trained on episodes in memory: pass them again to resume")
-    found = identity(given if isinstance(given, Dataset) else str(given), settings.columns)
-    exists = isinstance(given, Dataset) or Path(given).exists()
-    if settings.source is not None and exists and found != settings.source:
-        raise ValueError(
-            f"{folder} was started on a different dataset (expected {settings.source}, got {found}); "
-            f"resuming needs the same data{'' if isinstance(given, Dataset) else f', has {given} changed?'}"
-        )
+    given = data_to_resume(
+        folder,
+        settings.dataset if dataset is None else dataset,
+        source=settings.source,
+        columns=settings.columns,
+        command="tt baseline",
+    )
     if not isinstance(given, Dataset):
-        settings = replace(settings, dataset=str(given))
+        settings = replace(settings, dataset=given)
     run = _make_run(settings, folder, device, given if isinstance(given, Dataset) else None, resume=True)
     run.baseline.save(folder)  # a kill may have come between the two files of the last save
     return run

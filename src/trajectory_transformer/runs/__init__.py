@@ -24,7 +24,7 @@ from trajectory_transformer.results import write_result
 from trajectory_transformer.runs.memory import check_memory
 from trajectory_transformer.runs.metrics import JsonLines, MetricsWriter
 from trajectory_transformer.runs.settings import RUN, RunSettings
-from trajectory_transformer.runs.sources import identity, open_or_build_shards
+from trajectory_transformer.runs.sources import data_to_resume, identity, open_or_build_shards
 from trajectory_transformer.tokens.checks import dataset_warnings
 from trajectory_transformer.tokens.shards import open_shards
 from trajectory_transformer.tokens.windows import tokenize
@@ -220,24 +220,15 @@ def resume_run(
             raise ValueError(f"{folder / name}: the file is missing; a run to resume has it")
     settings = RunSettings.read(folder)
     if settings.shards is None:
-        given = settings.dataset if dataset is None else dataset
-        if given is None:
-            raise ValueError(f"{folder} was trained on episodes in memory: pass them again to resume")
-        if not isinstance(given, Dataset) and Path(given).is_absolute() and not Path(given).exists():
-            raise ValueError(
-                f"{folder} was started on {given}, which no longer exists; if the data was moved, name its new place: "
-                f"tt train DATASET --resume {folder}"
-            )
-        found = identity(given if isinstance(given, Dataset) else str(given), settings.columns)
-        exists = isinstance(given, Dataset) or Path(given).exists()
-        if settings.source is not None and exists and found != settings.source:
-            raise ValueError(
-                f"{folder} was started on a different dataset (expected {settings.source}, got {found}); "
-                f"resuming needs the same data{'' if isinstance(given, Dataset) else f', has {given} changed?'} Name "
-                f"another place with: tt train DATASET --resume {folder}"
-            )
+        given = data_to_resume(
+            folder,
+            settings.dataset if dataset is None else dataset,
+            source=settings.source,
+            columns=settings.columns,
+            command="tt train",
+        )
         if not isinstance(given, Dataset):
-            settings = replace(settings, dataset=str(given))
+            settings = replace(settings, dataset=given)
     episodes = dataset if isinstance(dataset, Dataset) else None
     trainer = _make_trainer(settings, device, world or World(), episodes, source=settings.source)
     trainer.load(folder / RESUME)

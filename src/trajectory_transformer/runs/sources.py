@@ -37,6 +37,39 @@ def identity(dataset: Dataset | str, columns: Columns | None = None) -> str:
     return "sha256:" + hashlib.sha256("\n".join([found, *reading]).encode()).hexdigest() if reading else found
 
 
+def data_to_resume(
+    folder: Path,
+    given: Dataset | str | Path | None,
+    *,
+    source: str | None,
+    columns: Columns | None,
+    command: str,
+) -> Dataset | str:
+    """The data to resume a run with; refuses data that is missing, or other than that with the identity `source`.
+
+    `command` is the command that started the run: errors say how to resume with it.
+    """
+    if given is None:
+        raise ValueError(f"{folder} was trained on episodes in memory: pass them again to resume")
+    if isinstance(given, Path):
+        given = str(given)
+    again = f"{command} DATASET --resume {folder}"
+    exists = isinstance(given, Dataset) or Path(given).exists()
+    if not isinstance(given, Dataset) and Path(given).is_absolute() and not exists:
+        raise ValueError(
+            f"{folder} was started on {given}, which no longer exists; if the data was moved, name its new place: "
+            f"{again}"
+        )
+    found = identity(given, columns)
+    if source is not None and exists and found != source:
+        changed = "" if isinstance(given, Dataset) else f", has {given} changed?"
+        raise ValueError(
+            f"{folder} was started on a different dataset (expected {source}, got {found}); resuming needs the same "
+            f"data{changed} Name another place with: {again}"
+        )
+    return given
+
+
 def _content(path: Path) -> str | None:
     """A digest of a file or folder; None if there is none."""
     if path.is_file():
