@@ -13,10 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.paper.locomotion_data import make_dataset
+from benchmarks.paper.locomotion_data import make_dataset, mean_by_policy
 from trajectory_transformer.data.episode import Episode, load_npz
 from trajectory_transformer.envs.ant_maze import AntMaze
 from trajectory_transformer.files import write_atomically
@@ -45,22 +43,9 @@ def make_facts(task: str, folder: Path) -> Path:
     whole = [float(start and end) for start, end in zip(starts, ends, strict=True)]
     facts |= summarize("whole_task_rate", whole)
     facts |= summarize("flipped_rate", [float(is_flipped(episode)) for episode in dataset])
-    facts["success_rate_by_policy"] = by_policy(ends, dataset.metadata)
+    facts["success_rate_by_policy"] = mean_by_policy(ends, dataset.metadata)
     write_atomically(path, (json.dumps(facts, indent=2) + "\n").encode())
     return path
-
-
-def by_policy(ends: Sequence[bool], metadata: object) -> dict[str, float]:
-    """Success rate of each policy of a dataset."""
-    assert isinstance(metadata, dict)
-    found: dict[str, float] = {}
-    first = 0
-    while f"policy.{len(found)}.policy" in metadata:
-        number = len(found)
-        count = int(metadata[f"policy.{number}.episodes"])
-        found[str(metadata[f"policy.{number}.policy"])] = float(np.mean(ends[first : first + count]))
-        first += count
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,7 +45,7 @@ def test_every_command_parses_and_every_input_is_made_by_a_job(tmp_path: Path) -
 def test_planners_differ_in_q_and_horizon_and_tuning_has_seeds_of_its_own(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     words = {method: " ".join(plan.play("umaze", method, 2, "long").command) for method in SCRIPT["PLANNERS"]}
-    q = f"--q {tmp_path}/work/runs/umaze_iql --training_seed 2"
+    q = f"--q {plan.options.work / 'runs' / 'umaze_iql'} --training_seed 2"
     assert [q in words[method] for method in ("greedy_q", "tt", "tt_q")] == [True, False, True]
     assert "--search.horizon 1 " in words["greedy_q"] and "--search.horizon 10 " in words["tt_q"]
     tuning = " ".join(plan.play("umaze", "tt_q", 0, "long", tuning=True).command)

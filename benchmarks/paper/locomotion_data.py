@@ -19,7 +19,7 @@ import yaml
 
 from trajectory_transformer.cli import main as tt
 from trajectory_transformer.collect import collect
-from trajectory_transformer.data.episode import Dataset, load_npz, save_npz
+from trajectory_transformer.data.episode import Dataset, Metadata, load_npz, save_npz
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.files import write_atomically
 from trajectory_transformer.recipes import find_recipe
@@ -72,13 +72,25 @@ def joined(datasets: Sequence[Dataset]) -> Dataset:
     return replace(datasets[0], episodes=episodes, metadata=metadata)
 
 
+def mean_by_policy(values: Sequence[float], metadata: Metadata) -> dict[str, float]:
+    """Mean of a value per episode over the episodes of each policy of a collected dataset."""
+    means: dict[str, float] = {}
+    first = 0
+    while f"policy.{len(means)}.policy" in metadata:
+        number = len(means)
+        last = first + int(metadata[f"policy.{number}.episodes"] or 0)
+        means[str(metadata[f"policy.{number}.policy"])] = float(np.mean(values[first:last]))
+        first = last
+    return means
+
+
 def make_facts(task: str, folder: Path, policies: Path, *, episodes: int, workers: int) -> Path:
     """Measure what is compared with: the data itself, and the best policy in it."""
     path = folder / f"{task}.json"
     if path.exists():
         return path
     dataset = load_npz(folder / f"{task}.npz")
-    env, metadata = str(dataset.metadata["env"]), dataset.metadata
+    env = str(dataset.metadata["env"])
     references = references_of(env)
     assert references is not None, "benchmark tasks have reference scores"
 
@@ -86,15 +98,8 @@ def make_facts(task: str, folder: Path, policies: Path, *, episodes: int, worker
         return [normalized_score(value, references) for value in returns]
 
     returns = [episode.total_reward for episode in dataset]
-    names: list[str] = []
-    means: list[float] = []
-    first = 0
-    while f"policy.{len(names)}.policy" in metadata:
-        count = int(metadata[f"policy.{len(names)}.episodes"] or 0)
-        means.append(float(np.mean(scores(returns[first : first + count]))))
-        names.append(str(metadata[f"policy.{len(names)}.policy"]))
-        first += count
-    best = names[int(np.argmax(means))]
+    means = mean_by_policy(scores(returns), dataset.metadata)
+    best = max(means, key=means.__getitem__)
     quiet = f"{best.split()[0]} det"
     played = {
         kind: [
@@ -106,7 +111,7 @@ def make_facts(task: str, folder: Path, policies: Path, *, episodes: int, worker
     facts = {
         "env": env,
         "data": summarize("score", scores(returns)),
-        "policies": dict(zip(names, means, strict=True)),
+        "policies": means,
         "best_policy": best,
         **{f"best_policy_{kind}": summarize("score", scores(values)) for kind, values in played.items()},
         **{f"best_policy_{kind}_return": float(np.mean(values)) for kind, values in played.items()},
