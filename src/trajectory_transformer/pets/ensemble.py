@@ -163,7 +163,7 @@ class Ensemble:
             actions: actions [..., H, A] that all samples take, or a policy.
             steps: actions to take, H.
             samples: futures of each state, N.
-            propagation: ts1 assigns a network to each sample anew at every step, ts-infinity keeps the first one. The
+            propagation: ts1 draws a new network for each sample at every step, ts-infinity keeps the first one. The
                 samples of a state are spread evenly over the networks.
             seed: of the samples.
             masks: which entries of the state before each action the networks read (1) [..., H, O]; all by default.

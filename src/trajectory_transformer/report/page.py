@@ -99,7 +99,7 @@ def _heading(runs: Sequence[RunRecord]) -> str:
 
 
 def summary(result: Mapping[str, object]) -> str:
-    """The main number of an evaluation in words."""
+    """The main result of an evaluation as one sentence."""
     metrics = result["metrics"]
     assert isinstance(metrics, dict)
     if "success_rate" in metrics:

@@ -89,7 +89,7 @@ def _rendering(env_id: str, env_options: Mapping[str, Any] | None) -> Iterator[g
         warnings.filterwarnings("error", message=".*render_mode")
         try:
             env = make_env(env_id, render_mode="rgb_array", **(env_options or {}))
-        except Exception as error:
+        except Exception as error:  # an environment may refuse its arguments with any exception
             raise ValueError(
                 f"environment {env_id!r} cannot be recorded: it has no render mode rgb_array ({error})"
             ) from error

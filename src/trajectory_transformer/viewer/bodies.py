@@ -54,7 +54,7 @@ class Camera:
             # In software these two take most of the time of a frame.
             for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
                 self._renderer.scene.flags[flag] = 0
-        except Exception as error:
+        except Exception as error:  # drivers raise exceptions of their own
             self.reason = f"no offscreen OpenGL here ({error}); set MUJOCO_GL to egl or osmesa to render frames"
             self._renderer = None
 

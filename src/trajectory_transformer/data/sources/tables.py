@@ -177,7 +177,7 @@ def _ends(
     without_action: BoolArray,
     numbers: IntArray,
 ) -> tuple[BoolArray, str]:
-    """The last row of each episode [N], and how it was found in words."""
+    """The last row of each episode [N], and a description of how it was found."""
     by = [] if columns.episode is None else [f"column {columns.episode!r}"]
     flagged = terminated | truncated
     if not columns.split_at_terminal or not flagged.any():
