@@ -139,6 +139,18 @@ def test_imitation_is_given_in_percent_of_the_expert_with_and_without_noise(tmp_
     assert "walker2d_mode" not in metrics and "hopper_median" not in metrics
 
 
+def test_a_mean_is_taken_over_the_episodes_of_each_policy() -> None:
+    mean_by_policy = runpy.run_path(str(PAPER / "locomotion_data.py"))["mean_by_policy"]
+    metadata = {
+        "env": "x",
+        "policy.0.policy": "a",
+        "policy.0.episodes": 1,
+        "policy.1.policy": "b",
+        "policy.1.episodes": 2,
+    }
+    assert mean_by_policy([7.0, 1.0, 3.0], metadata) == {"a": 7.0, "b": 2.0}
+
+
 def test_a_medium_expert_set_made_of_two_equals_the_recipe(tmp_path: Path, policies: Path) -> None:
     pytest.importorskip("mujoco")
     data = runpy.run_path(str(PAPER / "locomotion_data.py"))
