@@ -231,7 +231,8 @@ class _Dropout:
         self.calls += 1
         places = torch.arange(1, x[0, 0].numel() + 1, device=x.device).view(x.shape[2:])
         keys = mix(self.keys + signed(self.calls * STEP)).view(*x.shape[:2], *[1] * places.ndim)  # [S, B, 1, ...]
-        keep = logical_shift(mix(keys + places * STEP), 40) >= self.probability * 2.0**24
+        # Places are hashed too: compiled code would fold a factor of 64 bits into its index and overflow.
+        keep = logical_shift(mix(keys + mix(places)), 40) >= self.probability * 2.0**24
         return x * keep / (1.0 - self.probability)
 
 

@@ -1,5 +1,6 @@
 """What candidates are ranked by. A goal is not an objective but part of the prompt."""
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -26,8 +27,7 @@ def discounted_return(discount: float, *, value_includes_reward: bool = False) -
     def score(candidates: Candidates) -> Tensor:
         rewards = candidates.rewards[..., :-1] if value_includes_reward else candidates.rewards  # [E, K, h]
         steps = rewards.shape[-1]
-        weights = torch.logspace(0, steps - 1, steps, base=discount, device=rewards.device)  # 1, discount, ...
-        return torch.add(rewards @ weights, candidates.value, alpha=discount**steps)
+        return torch.add(rewards @ _discounts(discount, steps, rewards.device), candidates.value, alpha=discount**steps)
 
     return score
 
@@ -58,7 +58,12 @@ def q_guided(q: QFunction, discount: float, *, reward_shift: float = 0.0) -> Obj
             earned = alive[..., :-1] * reward_shift
         else:
             earned = (candidates.rewards[..., :-1] + reward_shift).where(alive[..., :-1], 0.0)
-        weights = torch.logspace(0, steps - 1, steps, base=discount, device=earned.device)  # 1, discount, ...
-        return torch.add(earned @ weights, ahead, alpha=discount**steps)
+        return torch.add(earned @ _discounts(discount, steps, earned.device), ahead, alpha=discount**steps)
 
     return score
+
+
+@functools.cache
+def _discounts(discount: float, steps: int, device: torch.device) -> Tensor:
+    """1, discount, its square and so on [steps]: constants of a search, made once."""
+    return torch.logspace(0, steps - 1, steps, base=discount, device=device)

@@ -105,16 +105,22 @@ class Tokenizer:
 
     def far_outside(self, observations: Reals) -> npt.NDArray[np.bool_]:
         """Where states leave the range of the training data by more than its width: [..., O] -> [..., O]."""
-        low, high = self._observed_range
-        width = high - low
-        margin = np.where(width > 0, width, 0.1 * np.maximum(np.abs(low), 1.0))
-        return np.asarray((observations < low - margin) | (observations > high + margin))
+        low, high = self._trusted_range
+        return np.asarray((observations < low) | (observations > high))
 
     @functools.cached_property
     def _observed_range(self) -> tuple[DoubleArray, DoubleArray]:
         """Smallest and largest observation of each dimension in training: [O], [O]."""
         edges = self.discretizer.edges[self.layout.observation]
         return np.array([each[0] for each in edges]), np.array([each[-1] for each in edges])
+
+    @functools.cached_property
+    def _trusted_range(self) -> tuple[DoubleArray, DoubleArray]:
+        """The observed range with a margin of its width: [O], [O]."""
+        low, high = self._observed_range
+        width = high - low
+        margin = np.where(width > 0, width, 0.1 * np.maximum(np.abs(low), 1.0))
+        return low - margin, high + margin
 
     def describe_outside(self, observation: Reals) -> str | None:
         """The first entry of a state that is far outside the training range, as a sentence: observation [O]."""

@@ -33,12 +33,11 @@ def no_garbage_collection() -> Iterator[None]:
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    given: Tensor  # [L + 1, E] prompts and seeds on the device
-    staged: Tensor  # the same in pinned host memory, for asynchronous copies
+    staged: Tensor  # [L + 1, E] prompts and seeds in pinned host memory, from where the graph copies them
     map_embedding: Tensor | None
     plan: Plan
-    winner: Tensor  # [E, n] in pinned host memory
-    done: torch.cuda.Event  # recorded after the winner was copied
+    winner: Tensor  # [E, n] in pinned host memory, to where the graph copies it
+    done: torch.cuda.Event  # recorded after the graph
 
 
 class CapturedSearch:
@@ -73,11 +72,9 @@ class CapturedSearch:
         staged = captured.staged.numpy()
         staged[:-1, :num_envs], staged[-1, :num_envs] = prompts.numpy().T, seeds.numpy()
         staged[:, num_envs:] = staged[:, :1]
-        captured.given.copy_(captured.staged, non_blocking=True)
         if captured.map_embedding is not None and map_embedding is not None:
             captured.map_embedding.copy_(map_embedding)
         captured.graph.replay()
-        captured.winner.copy_(captured.plan.best, non_blocking=True)
         captured.done.record()
         plan = captured.plan
         tokens, scores = plan.tokens[:num_envs], plan.scores[:num_envs]  # overlaps with the replay
@@ -92,14 +89,16 @@ class CapturedSearch:
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             # Warm up: compile kernels and allocate persistent buffers before the capture.
-            self._search(given[:-1].t(), given[-1], map_embedding)
+            warm = self._search(given[:-1].t(), given[-1], map_embedding)
         torch.cuda.current_stream(self._device).wait_stream(stream)
+        winner = torch.empty(warm.best.shape, dtype=torch.long, pin_memory=True)
         graph = torch.cuda.CUDAGraph()
         try:
             with no_garbage_collection(), torch.cuda.graph(graph):
+                given.copy_(staged, non_blocking=True)
                 plan = self._search(given[:-1].t(), given[-1], map_embedding)
+                winner.copy_(plan.best, non_blocking=True)
         except RuntimeError as error:
             log.warning("planning without a CUDA graph: %s", error)
             return None
-        winner = torch.empty(plan.best.shape, dtype=torch.long, pin_memory=True)
-        return _Captured(graph, given, staged, map_embedding, plan, winner, torch.cuda.Event())  # type: ignore[no-untyped-call]
+        return _Captured(graph, staged, map_embedding, plan, winner, torch.cuda.Event())  # type: ignore[no-untyped-call]
