@@ -117,6 +117,11 @@ class TrainConfig:
     """Loss weight of action tokens; all others have weight 1."""
     augment: Literal["none", "grid"] = "none"
     """grid: rotate, mirror and shift agents on square maps (MiniGrid) at random."""
+    validation: float = 0.0
+    """Share of the episodes that is held out to measure the loss on; the weights with the smallest one are kept. 0:
+    train on all episodes."""
+    patience: int | None = None
+    """Stop after this many validations in a row without a smaller loss (there are at most 50 in a run); null: never."""
     backend: Literal["auto", "eager", "compiled", "fused"] = "auto"
     """eager: float32, operation by operation. compiled: torch.compile, bfloat16 matmuls and a CUDA graph. fused: Triton
     kernels and a CUDA graph. auto: the fastest one that the device and the model allow."""
@@ -134,6 +139,13 @@ class TrainConfig:
         for name in ("warmup_steps", "action_weight"):
             value = getattr(self, name)
             require(value is None or value >= 0, f"train.{name} must not be negative", value)
+        require(0.0 <= self.validation < 1.0, "train.validation must lie in [0, 1)", self.validation)
+        require(self.patience is None or self.patience >= 1, "train.patience must be at least 1", self.patience)
+        require(
+            self.patience is None or self.validation > 0.0,
+            "train.patience needs held-out episodes: set train.validation, for example 0.05",
+            f"patience {self.patience}",
+        )
         require(self.learning_rate > 0, "train.learning_rate must be above 0", self.learning_rate)
 
 

@@ -18,10 +18,10 @@ from trajectory_transformer.analysis.study import (
     one_step_log_prob,
     oracle_of,
     run_study,
-    split_episodes,
 )
 from trajectory_transformer.analysis.summary import curve_of, joined_curves, metric_steps, study_metrics
 from trajectory_transformer.data.episode import Dataset, DoubleArray, Episode, FloatArray
+from trajectory_transformer.data.split import split_episodes
 from trajectory_transformer.report.prediction import Panel, likelihood_figure
 
 STD = 0.5

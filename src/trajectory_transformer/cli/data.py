@@ -10,7 +10,6 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from trajectory_transformer.analysis.masking import masked_dataset
-from trajectory_transformer.analysis.study import split_episodes
 from trajectory_transformer.cli.console import claim, console
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data import sources
@@ -19,6 +18,7 @@ from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.data.sources import Columns, is_minari_id, save_dataset
 from trajectory_transformer.data.sources.columns import ColumnNames, Missing, read_columns
 from trajectory_transformer.data.sources.minari import delete_minari, is_local
+from trajectory_transformer.data.split import split_episodes
 from trajectory_transformer.report.dataset import (
     DimensionSummary,
     dataset_figure,

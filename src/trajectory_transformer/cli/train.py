@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -13,10 +14,14 @@ from trajectory_transformer.cli.data import SOURCES, DataFlags
 from trajectory_transformer.cli.parser import changed_flags, command_line
 from trajectory_transformer.config import ModelConfig, PresetName, TokenConfig, TrainConfig
 from trajectory_transformer.data.sources import load_dataset
+from trajectory_transformer.evaluate import FIRST_SEED, environment_of, evaluate
 from trajectory_transformer.gpu.backends import find_device, joined_world
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.planner import Planner
 from trajectory_transformer.report.dataset import discount_advice
 from trajectory_transformer.report.page import write_report
-from trajectory_transformer.runs import Run, resume_run, start_run
+from trajectory_transformer.results import two_digits
+from trajectory_transformer.runs import LAST, Play, Run, resume_run, start_run
 from trajectory_transformer.runs.memory import GIB, training_bytes
 from trajectory_transformer.runs.metrics import TensorBoard, summary_writer
 from trajectory_transformer.runs.settings import RunSettings
@@ -27,6 +32,7 @@ TENSORBOARD = "tensorboard"
 WARM_UP_SECONDS = 5.0  # of training before its time is estimated
 LONG_SECONDS = 300.0  # of training that are worth a line
 PAGE_SECONDS = 60.0  # between two versions of the report page
+EVALUATION_SEED = 2 * FIRST_SEED  # the episodes that a run is steered by are not those it is scored by
 
 
 class Stopped(KeyboardInterrupt):
@@ -63,6 +69,11 @@ class Train(DataFlags):
     """auto, cpu or cuda."""
     checkpoint_every: int = 500
     """Steps between checkpoints."""
+    evaluate_every: int | None = None
+    """Play episodes in the environment of the dataset every so many steps, with the default search settings; null:
+    never."""
+    evaluate_episodes: int = 10
+    """Episodes to play each time; their seeds are not those of tt evaluate."""
     tensorboard: bool = False
     """Also write metrics for TensorBoard (needs the tensorboard extra)."""
     tokens: TokenConfig = field(default_factory=TokenConfig)
@@ -92,6 +103,9 @@ class Train(DataFlags):
             if device.type == "cpu":
                 needed = training_bytes(trainer.model.gpt, trainer.config) / GIB
                 console.print(f"this needs about {needed:.2g} GiB of memory")
+            if run.settings.evaluate_every is not None:
+                run.play = _playing(run.settings.evaluate_episodes, trainer.model)
+                run.evaluate_every = run.settings.evaluate_every
             try:
                 _advance(run)
             except torch.OutOfMemoryError as error:
@@ -114,6 +128,8 @@ class Train(DataFlags):
         dataset = None
         if self.shards is None and self.dataset is not None:
             dataset = load_dataset(self.dataset, self.reading)
+            if self.evaluate_every is not None:
+                environment_of(dataset.metadata, None, None)  # refused before anything is written
             advice = discount_advice(dataset, self.tokens)
             if advice is not None:
                 console.print(f"note: {advice}")
@@ -128,9 +144,22 @@ class Train(DataFlags):
             train=self.train,
             seed=self.seed,
             checkpoint_every=self.checkpoint_every,
+            evaluate_every=self.evaluate_every,
+            evaluate_episodes=self.evaluate_episodes,
             command=command_line("train", self, leave_out=("preset", "device", "tensorboard", "overwrite")),
         )
         return start_run(settings, self.out, device, world=world, dataset=dataset)
+
+
+def _playing(episodes: int, model: TrajectoryModel) -> Play:
+    """A function that plays episodes with a model; refuses a model without an environment."""
+    env, options = environment_of(model.metadata, None, None)
+
+    def play(model: TrajectoryModel) -> dict[str, float]:
+        found = evaluate(Planner(model), env, episodes=episodes, seed=EVALUATION_SEED, env_options=options)
+        return dict(found.metrics)
+
+    return play
 
 
 def _tell_time(seconds: float, trainer: Trainer) -> None:
@@ -151,7 +180,7 @@ def _advance(run: Run) -> None:
     page_due = started + PAGE_SECONDS
     with progress_bar("loss", "speed") as bar:
         task = bar.add_task("training", total=trainer.total_steps, completed=trainer.step, loss="", speed="")
-        first, estimated = trainer.step, False
+        first, estimated, held_out = trainer.step, False, ""
         for metrics in run.advance():
             bar.update(task, completed=trainer.step)
             if trainer.step == first + 1:
@@ -161,7 +190,13 @@ def _advance(run: Run) -> None:
                 _tell_time((time.perf_counter() - warm) / (trainer.step - first - 1), trainer)
             if metrics is not None:
                 speed = f"{metrics.tokens_per_second / 1000:.3g}k tokens/s"
-                bar.update(task, loss=f"loss {metrics.loss:.3f}", speed=speed)
+                loss = f"loss {metrics.loss:.3f}{held_out}"
+                if metrics.validation_loss is not None:
+                    held_out = f", held-out {metrics.validation_loss:.3f}"
+                    loss = f"loss {metrics.loss:.3f}{held_out}"
+                bar.update(task, loss=loss, speed=speed)
+                if metrics.evaluation is not None:
+                    console.print(f"step {metrics.step}: {_evaluation(metrics.evaluation)}")
             if run.folder is not None and trainer.world.leads and time.perf_counter() > page_due:
                 write_report(run.folder)
                 page_due = time.perf_counter() + PAGE_SECONDS
@@ -174,8 +209,26 @@ def _advance(run: Run) -> None:
             f"stopped at step {trainer.step} of {trainer.total_steps}; resume with: tt train --resume {run.folder}"
         )
     console.print(f"trained to step {trainer.step} in {time.perf_counter() - started:.0f} s")
+    validation = trainer.validation
+    if validation is not None:
+        if trainer.step < trainer.total_steps:
+            console.print(f"stopped early: no smaller held-out loss in {validation.since_best} validations")
+        console.print(
+            f"smallest held-out loss {validation.best_loss:.3f} at step {validation.best_step}: {run.folder} holds "
+            f"that model, {run.folder}/{LAST} the one of the last step"
+        )
     if run.has_diverged and run.best is not None and run.last is not None:
         console.print(
             f"warning: the loss has risen from its minimum of {run.best.loss:.3f} at step {run.best.step} to "
             f"{run.last.loss:.3f}; lower --train.learning_rate, or use --train.backend eager"
         )
+
+
+def _evaluation(metrics: Mapping[str, float]) -> str:
+    """The main metrics of played episodes in one line."""
+    shown = [name for name in ("success_rate", "normalized_score", "return") if name in metrics]
+    parts = []
+    for name in shown:
+        spread = metrics.get(f"{name}_stderr")
+        parts.append(f"{name} {metrics[name]:.4g}" + ("" if spread is None else f" ± {two_digits(spread)}"))
+    return ", ".join(parts) + f" over {metrics.get('return_n', 0):.0f} episodes"

@@ -4,7 +4,7 @@ import base64
 import html
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,16 +155,18 @@ def _metrics(metrics: Mapping[str, float]) -> str:
 
 
 def _losses(runs: Sequence[RunRecord], forecasts: Sequence[Forecasts | None]) -> str:
-    """Curves by kind of token, and a table of the last training and held-out losses."""
+    """Curves by kind of token, a table of the last training and held-out losses, and evaluations during training."""
     if not any(run.losses for run in runs):
         return "<h2>Losses</h2><p class='quiet'>No training metrics in the run folder.</p>"
     others = [{} if each is None else each.losses for each in forecasts]
     caption = "Cross-entropy of the tokens of training batches, by kind of token"
+    if any(run.best for run in runs):
+        caption += "; dots: on the episodes held out from training, with a ring at the checkpoint in the run folder"
     caption += f"; crosses: on {next(each.episodes for each in forecasts if each)}." if any(others) else "."
     columns = [
         (f"{run.name}, {what}" if len(runs) > 1 else what, values)
         for run, other in zip(runs, others, strict=True)
-        for what, values in (("training", run.losses[-1].losses if run.losses else {}), ("held out", other))
+        for what, values in (*_last_losses(run), ("held out", other))
         if values
     ]
     kinds = list(dict.fromkeys(kind for _, values in columns for kind in values))
@@ -175,7 +177,35 @@ def _losses(runs: Sequence[RunRecord], forecasts: Sequence[Forecasts | None]) ->
         cells = "".join(f"<td class='number'>{number}</td>" for number in numbers)
         rows.append(f"<tr><td>{html.escape(kind)}</td>{cells}</tr>")
     table = f"<div class='scroll'><table>{''.join(rows)}</table></div>"
-    return f"<h2>Losses</h2>{_figure(losses_figure(runs, others), caption)}{table}"
+    played = _side_by_side(runs, [_played_in_training(run) for run in runs], "Evaluations during training")
+    return f"<h2>Losses</h2>{_figure(losses_figure(runs, others), caption)}{table}{played}"
+
+
+def _last_losses(run: RunRecord) -> Iterator[tuple[str, Mapping[str, float]]]:
+    """The last training losses, and the validation losses of the best and of the last checkpoint."""
+    if run.losses:
+        yield "training", run.losses[-1].losses
+    if run.best is not None:
+        yield f"validation, best (step {run.best.step:,})", run.best.validation
+        last = next(record for record in reversed(run.losses) if record.validation)
+        yield f"validation, last (step {last.step:,})", last.validation
+
+
+def _played_in_training(run: RunRecord) -> str:
+    """Return and success of the episodes that were played while the model was trained."""
+    played = [record for record in run.losses if record.evaluation]
+    names = [
+        name for name in ("success_rate", "normalized_score", "return") if any(name in r.evaluation for r in played)
+    ]
+    if not played:
+        return ""
+    head = "".join(f"<th class='number'>{name}</th>" for name in ("step", *names))
+    rows = [f"<tr>{head}</tr>"]
+    for record in played:
+        numbers = [f"{record.step:,}", *(f"{record.evaluation.get(name, float('nan')):.4g}" for name in names)]
+        cells = "".join(f"<td class='number'>{number}</td>" for number in numbers)
+        rows.append(f"<tr>{cells}</tr>")
+    return f"<div class='scroll'><table>{''.join(rows)}</table></div>"
 
 
 def _routes(run: RunRecord) -> str:

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from trajectory_transformer.config import PRESETS, ModelConfig, PresetName, TokenConfig, TrainConfig, require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.sources import load_dataset
+from trajectory_transformer.data.split import held_out_episodes, split_episodes
 from trajectory_transformer.files import replacing
 from trajectory_transformer.gpu.backends import find_device, make_batch_maker, make_engine
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
@@ -34,6 +35,10 @@ from trajectory_transformer.training.train import Metrics, Trainer
 log = logging.getLogger(__name__)
 
 RESUME, METRICS, TRAINING = "resume.safetensors", "metrics.jsonl", "training.json"
+LAST = "last"  # folder of the last step's checkpoint, where the run folder holds the best one
+
+Play = Callable[[TrajectoryModel], Mapping[str, float]]
+"""Plays episodes with a model and returns metrics by name."""
 
 
 def train(
@@ -50,8 +55,10 @@ def train(
     device: str = "auto",
     checkpoint_every: int = 500,
     on_metrics: Callable[[Metrics], None] | None = None,
+    evaluate: Play | None = None,
+    evaluate_every: int | None = None,
 ) -> TrajectoryModel:
-    """Train a model on a dataset and return it.
+    """Train a model on a dataset and return it: with held-out episodes the best one, else that of the last step.
 
     Args:
         dataset: episodes, or the name of a dataset that `load_dataset` reads.
@@ -66,11 +73,19 @@ def train(
         device: auto, cpu or cuda.
         checkpoint_every: steps between checkpoints.
         on_metrics: called with the metrics of the run as they come.
+        evaluate: plays episodes with the model as it is and returns metrics, for example
+            `lambda model: evaluate(Planner(model), episodes=10).metrics`; they are a part of the metrics of the run.
+        evaluate_every: steps between two calls of `evaluate`, rounded up to the next report.
 
     Ctrl-C ends with a checkpoint in `out` and raises KeyboardInterrupt.
     """
     require(preset in PRESETS, f"preset must be one of {', '.join(PRESETS)}", repr(preset))
     require(not resume or out is not None, "resume needs the run folder to resume, out", out)
+    require(
+        (evaluate is None) == (evaluate_every is None),
+        "evaluate and evaluate_every belong together",
+        f"evaluate_every {evaluate_every}",
+    )
     chosen = PRESETS[preset]
     folder = None if out is None else Path(out)
     if resume and folder is not None and (folder / RUN).is_file():
@@ -95,12 +110,13 @@ def train(
         )
         episodes = dataset if isinstance(dataset, Dataset) else None
         run = start_run(settings, folder, find_device(device), dataset=episodes)
+    run.play, run.evaluate_every = evaluate, evaluate_every
     for metrics in run.advance():
         if metrics is not None and on_metrics is not None:
             on_metrics(metrics)
     if not run.finished:
         raise KeyboardInterrupt
-    return run.trainer.model
+    return run.model
 
 
 class Run:
@@ -114,13 +130,24 @@ class Run:
         self.writers: list[MetricsWriter] = []
         if folder is not None and trainer.world.leads:
             self.writers.append(JsonLines(folder / METRICS, trainer.step))
-        self.best: Metrics | None = None  # of this process, by loss
+        self.play: Play | None = None
+        self.evaluate_every: int | None = None
+        self.best: Metrics | None = None  # of this process, by training loss
         self.last: Metrics | None = None
 
     @property
     def finished(self) -> bool:
-        """Whether the last step was taken."""
-        return self.trainer.step == self.trainer.total_steps
+        """Whether the last step was taken, or training stopped early."""
+        return self.trainer.finished
+
+    @property
+    def model(self) -> TrajectoryModel:
+        """The model to use: with held-out episodes the one with the smallest validation loss, else the last one."""
+        best = None if self.trainer.validation is None else self.trainer.validation.best_model()
+        if best is None:
+            return self.trainer.model
+        best.gpt.to(self.trainer.model.device)
+        return best
 
     @property
     def has_diverged(self) -> bool:
@@ -135,6 +162,7 @@ class Run:
         with noted_interrupts() as interrupts:
             for metrics in trainer.run():
                 if metrics is not None:
+                    metrics = self._evaluated(metrics)
                     self.last = metrics
                     self.best = metrics if self.best is None or metrics.loss < self.best.loss else self.best
                     for writer in self.writers:
@@ -155,7 +183,28 @@ class Run:
         """Write the state to resume from, then the checkpoint to use."""
         if self.folder is not None and self.trainer.world.leads:
             self.trainer.save(self.folder / RESUME)
-            self.trainer.model.save(self.folder)
+            self.save_models()
+
+    def save_models(self) -> None:
+        """Write the checkpoint to use and, with held-out episodes, that of the last step beside it."""
+        if self.folder is None or not self.trainer.world.leads:
+            return
+        self.model.save(self.folder)
+        if self.trainer.validation is not None:
+            self.trainer.model.save(self.folder / LAST)
+
+    def _evaluated(self, metrics: Metrics) -> Metrics:
+        """The same metrics, with those of played episodes if they are due."""
+        every, trainer = self.evaluate_every, self.trainer
+        if self.play is None or every is None or not trainer.world.leads:
+            return metrics
+        before = (metrics.step - 1) // trainer.log_every * trainer.log_every  # step of the last report
+        if metrics.step // every == before // every and not self.finished:
+            return metrics
+        trainer.model.gpt.eval()
+        found = self.play(trainer.model)
+        trainer.model.gpt.train()
+        return replace(metrics, evaluation=dict(found))
 
     def _write_result(self, seconds: float, steps: int, last: Metrics) -> None:
         """Write time and losses as a result file; those of a resumed run are of its last part."""
@@ -172,9 +221,17 @@ class Run:
                 "steps": steps,
                 "loss": last.loss,
                 **{f"loss_{kind}": value for kind, value in last.losses.items()},
+                **self._validated(),
                 "tokens_per_second": last.tokens_per_second,
             },
         )
+
+    def _validated(self) -> dict[str, float]:
+        """The smallest validation loss and its step."""
+        validation = self.trainer.validation
+        if validation is None:
+            return {}
+        return {"validation_loss": validation.best_loss, "best_step": validation.best_step}
 
 
 def start_run(
@@ -233,8 +290,7 @@ def resume_run(
     trainer = _make_trainer(settings, device, world or World(), episodes, source=settings.source)
     trainer.load(folder / RESUME)
     run = Run(settings, folder, trainer)
-    if trainer.world.leads:
-        trainer.model.save(folder)  # a kill may have come between the two files of the last save
+    run.save_models()  # a kill may have come between the files of the last save
     return run
 
 
@@ -247,12 +303,15 @@ def _make_trainer(
     is_new: bool = False,
 ) -> Trainer:
     """Model, data and engine at step 0; a new run is checked for settings that do not suit the data or the machine."""
+    share, held_out = settings.train.validation, None
     if settings.shards is None:
         if dataset is None:
             if settings.dataset is None:
                 raise ValueError("name the dataset to train on, for example: data/collected.npz")
             dataset = load_dataset(settings.dataset, settings.columns)
-        model = TrajectoryModel.create(dataset, settings.tokens, settings.model, seed=settings.seed)
+        # The bins are fitted on what is trained on.
+        fitted = split_episodes(dataset, share, settings.seed)[0] if share else dataset
+        model = TrajectoryModel.create(fitted, settings.tokens, settings.model, seed=settings.seed)
         for sentence in dataset_warnings(dataset, model.tokenizer) if is_new and world.leads else ():
             log.warning("%s", sentence)
         data = tokenize(dataset, model.tokenizer).to(device)
@@ -261,6 +320,10 @@ def _make_trainer(
         shards = open_or_build_shards(Path(settings.shards), given, settings.tokens, source, settings.columns)
         model = TrajectoryModel.build(shards.tokenizer, settings.model, shards.metadata, seed=settings.seed)
         data = shards.data  # stays memory-mapped on the host; batches are sent to the device
+    if share:
+        chosen = held_out_episodes(len(data.num_rows), share, settings.seed)
+        others = sorted(set(range(len(data.num_rows))) - set(chosen))
+        data, held_out = data.subset(others), data.subset(chosen)
     if is_new:
         longest, window = int(data.num_rows.max()), settings.model.window
         require(
@@ -278,6 +341,7 @@ def _make_trainer(
         engine=make_engine(model, settings.train, world),
         make_batch=make_batch_maker(model, data, settings.train),
         world=world,
+        held_out=held_out,
     )
 
 

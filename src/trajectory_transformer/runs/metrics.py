@@ -31,9 +31,10 @@ class JsonLines:
             write_atomically(path, "".join(line + "\n" for line in kept).encode())
 
     def write(self, metrics: "DataclassInstance") -> None:
-        """Append the fields of a dataclass with a `step` as one line."""
+        """Append the fields of a dataclass with a `step` that have a value, as one line."""
+        known = {name: value for name, value in asdict(metrics).items() if value is not None}
         with self._path.open("a") as file:
-            file.write(json.dumps(asdict(metrics)) + "\n")
+            file.write(json.dumps(known) + "\n")
 
 
 def _is_until(line: str, step: int) -> bool:
@@ -68,7 +69,11 @@ class TensorBoard:
             "gradient_norm": metrics.gradient_norm,
             "tokens_per_second": metrics.tokens_per_second,
             **{f"loss/{kind}": value for kind, value in metrics.losses.items()},
+            **{f"validation/{kind}": value for kind, value in (metrics.validation_losses or {}).items()},
+            **{f"evaluation/{name}": value for name, value in (metrics.evaluation or {}).items()},
         }
+        if metrics.validation_loss is not None:
+            scalars["validation"] = metrics.validation_loss
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, metrics.step)
         self._writer.flush()

@@ -29,6 +29,8 @@ class RunSettings:
     train: TrainConfig = field(default_factory=TrainConfig)
     seed: int = 0
     checkpoint_every: int = 500
+    evaluate_every: int | None = None  # steps between evaluations by `tt train`
+    evaluate_episodes: int = 10
     command: str = ""  # what started the run
 
     def write(self, folder: Path) -> None:
