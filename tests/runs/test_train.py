@@ -168,7 +168,7 @@ def test_resume_refuses_other_data_and_other_settings(data: str, tiny_dataset: D
     for name, other in (
         ("tokens", replace(TOKENS, num_bins=9)),
         ("model", replace(MODEL, width=32)),
-        ("train", replace(TRAIN, steps=20)),
+        ("train", replace(TRAIN, steps=20, batch_size=5)),
         ("seed", 4),
     ):
         with pytest.raises(ValueError, match=rf"run was started with other settings .*leave out {name} to resume"):

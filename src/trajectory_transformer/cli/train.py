@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ import torch
 from trajectory_transformer.cli.console import claim, console, progress_bar
 from trajectory_transformer.cli.data import SOURCES, DataFlags
 from trajectory_transformer.cli.parser import changed_flags, command_line
-from trajectory_transformer.config import ModelConfig, PresetName, TokenConfig, TrainConfig
+from trajectory_transformer.config import PRESETS, ModelConfig, PresetName, TokenConfig, TrainConfig
 from trajectory_transformer.data.sources import load_dataset
 from trajectory_transformer.evaluate import FIRST_SEED, environment_of, evaluate
 from trajectory_transformer.gpu.backends import find_device, joined_world
@@ -22,6 +22,7 @@ from trajectory_transformer.report.dataset import discount_advice
 from trajectory_transformer.report.page import write_report
 from trajectory_transformer.results import two_digits
 from trajectory_transformer.runs import LAST, Play, Run, resume_run, start_run
+from trajectory_transformer.runs.initial import settings_of_init
 from trajectory_transformer.runs.memory import GIB, training_bytes
 from trajectory_transformer.runs.metrics import TensorBoard, summary_writer
 from trajectory_transformer.runs.settings import RunSettings
@@ -58,7 +59,9 @@ class Train(DataFlags):
     """Replace what exists there."""
     resume: Path | None = None
     """Resume the run in this folder with the settings it was started with; a dataset given with it is the same data in
-    another place."""
+    another place. With more --train.steps or --train.epochs the run is extended."""
+    init: Path | None = None
+    """Start from the weights and the tokenizer of this run, with a new schedule: fine-tuning."""
     shards: Path | None = None
     """Folder of token files to train from, for data larger than memory; made from the dataset if it does not exist."""
     preset: PresetName = "default"
@@ -119,10 +122,14 @@ class Train(DataFlags):
     def _prepare(self, device: torch.device, world: World) -> Run:
         """A run at its current step, with its folder in place."""
         if self.resume is not None:
-            given = changed_flags(self, leave_out=("dataset", "resume", "device", "tensorboard"))
+            length = replace(self.train, steps=None, epochs=None)
+            given = changed_flags(self, leave_out=("dataset", "resume", "device", "tensorboard"), train=length)
             if given:
                 raise ValueError(f"--resume uses the settings of the run; leave out {given[0]}")
-            run = resume_run(self.resume, self.dataset, device=device, world=world)
+            longer = None
+            if self.train != length:
+                longer = replace(RunSettings.read(self.resume).train, steps=self.train.steps, epochs=self.train.epochs)
+            run = resume_run(self.resume, self.dataset, device=device, world=world, train=longer)
             console.print(f"resuming {self.resume} at step {run.trainer.step} of {run.trainer.total_steps}")
             return run
         dataset = None
@@ -135,12 +142,21 @@ class Train(DataFlags):
                 console.print(f"note: {advice}")
         elif self.shards is not None and self.dataset is not None and not self.shards.exists():
             console.print(f"writing the tokens of {self.dataset} to {self.shards}")
+        tokens, model = self.tokens, self.model
+        if self.init is not None:
+            usual = PRESETS[self.preset]
+            tokens, model = settings_of_init(
+                self.init,
+                None if tokens == usual.tokens else tokens,
+                None if model == usual.model else model,
+            )
         settings = RunSettings(
             dataset=self.dataset,
             columns=self.reading,
             shards=None if self.shards is None else str(self.shards),
-            tokens=self.tokens,
-            model=self.model,
+            init=None if self.init is None else str(self.init),
+            tokens=tokens,
+            model=model,
             train=self.train,
             seed=self.seed,
             checkpoint_every=self.checkpoint_every,

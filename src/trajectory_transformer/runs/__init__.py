@@ -22,6 +22,7 @@ from trajectory_transformer.files import replacing
 from trajectory_transformer.gpu.backends import find_device, make_batch_maker, make_engine
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.results import write_result
+from trajectory_transformer.runs.initial import check_same_dimensions, settings_of_init
 from trajectory_transformer.runs.memory import check_memory
 from trajectory_transformer.runs.metrics import JsonLines, MetricsWriter
 from trajectory_transformer.runs.settings import RUN, RunSettings
@@ -51,6 +52,7 @@ def train(
     seed: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
+    init: str | Path | None = None,
     shards: str | Path | None = None,
     device: str = "auto",
     checkpoint_every: int = 500,
@@ -68,7 +70,9 @@ def train(
         train: steps, batch size, learning rate.
         seed: seed of the initial weights, the batches and dropout.
         out: run folder to write: checkpoint, metrics and what is needed to resume. None keeps nothing.
-        resume: continue the run in `out` if it exists, with the settings it was started with. Others are refused.
+        resume: continue the run in `out` if it exists, with the settings it was started with. Others are refused,
+            except more steps or epochs in `train`: they extend the run.
+        init: run folder whose weights and tokenizer to start from; `tokens` and `model` are those of that run.
         shards: folder of token files to train from, for data larger than memory; made if it does not exist.
         device: auto, cpu or cuda.
         checkpoint_every: steps between checkpoints.
@@ -89,21 +93,28 @@ def train(
     chosen = PRESETS[preset]
     folder = None if out is None else Path(out)
     if resume and folder is not None and (folder / RUN).is_file():
-        run = resume_run(folder, dataset, device=find_device(device))
+        stored = RunSettings.read(folder)
+        longer = None if train is None else replace(stored.train, steps=train.steps, epochs=train.epochs)
+        if longer == stored.train or longer != train:
+            longer = None
         # A seed of 0 is the default, so it cannot be told from one that was left out.
         for name, given in (("tokens", tokens), ("model", model), ("train", train), ("seed", seed or None)):
-            if given is not None and given != getattr(run.settings, name):
+            if given is not None and given not in (getattr(stored, name), longer):
                 raise ValueError(
-                    f"{folder} was started with other settings (expected {getattr(run.settings, name)}, got {given}); "
+                    f"{folder} was started with other settings (expected {getattr(stored, name)}, got {given}); "
                     f"leave out {name} to resume with its own"
                 )
+        run = resume_run(folder, dataset, device=find_device(device), train=longer)
     else:
+        if init is not None:
+            tokens, model = settings_of_init(init, tokens, model)
         settings = RunSettings(
             dataset=None if isinstance(dataset, Dataset | None) else str(dataset),
             shards=None if shards is None else str(shards),
             tokens=tokens or chosen.tokens,
             model=model or chosen.model,
             train=train or chosen.train,
+            init=None if init is None else str(init),
             seed=seed,
             checkpoint_every=checkpoint_every,
             command="python " + shlex.join(sys.argv),
@@ -251,7 +262,8 @@ def start_run(
     world = world or World()
     if folder is not None and folder.exists() and world.leads:
         raise ValueError(f"{folder} exists already; choose another folder, or remove it")
-    trainer = _make_trainer(settings, device, world, dataset, is_new=True)
+    initial = None if settings.init is None else TrajectoryModel.load(settings.init)
+    trainer = _make_trainer(settings, device, world, dataset, initial=initial, is_new=True)
     if folder is not None and world.leads:
         settings = _described(settings, trainer, dataset)
         with replacing(folder) as temporary:
@@ -267,15 +279,19 @@ def resume_run(
     *,
     device: torch.device,
     world: World | None = None,
+    train: TrainConfig | None = None,
 ) -> Run:
     """Resume the run in a folder with the settings it was started with.
 
-    `dataset` names the same data in another place. Data that is not the same is refused.
+    `dataset` names the same data in another place. Data that is not the same is refused. `train` with another number of
+    steps or epochs extends the run: the rest follows the schedule of a run of that length.
     """
     for name in (RUN, RESUME):
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name}: the file is missing; a run to resume has it")
-    settings = RunSettings.read(folder)
+    stored = settings = RunSettings.read(folder)
+    if train is not None:
+        settings = replace(settings, train=train)
     if settings.shards is None:
         given = data_to_resume(
             folder,
@@ -287,8 +303,23 @@ def resume_run(
         if not isinstance(given, Dataset):
             settings = replace(settings, dataset=given)
     episodes = dataset if isinstance(dataset, Dataset) else None
-    trainer = _make_trainer(settings, device, world or World(), episodes, source=settings.source)
+    # The bins of another run are not those of the data; they are in the checkpoint.
+    initial = None if settings.init is None else TrajectoryModel.load(folder)
+    trainer = _make_trainer(settings, device, world or World(), episodes, initial=initial, source=settings.source)
     trainer.load(folder / RESUME)
+    if train is not None:
+        require(
+            trainer.total_steps > trainer.step,
+            f"{folder} has taken {trainer.step} steps: to extend it, the number of steps must be larger",
+            trainer.total_steps,
+        )
+        length = f"--train.epochs {train.epochs:g}" if train.epochs is not None else f"--train.steps {train.steps}"
+        settings = replace(settings, command=f"{settings.command}, then tt train --resume {folder} {length}")
+        if trainer.validation is not None:
+            trainer.validation.since_best = 0  # a run that stopped early goes on
+        if trainer.world.leads:
+            replace(stored, train=train, command=settings.command).write(folder)
+            trainer.save(folder / RESUME)
     run = Run(settings, folder, trainer)
     run.save_models()  # a kill may have come between the files of the last save
     return run
@@ -299,10 +330,15 @@ def _make_trainer(
     device: torch.device,
     world: World,
     dataset: Dataset | None,
+    *,
+    initial: TrajectoryModel | None,
     source: str | None = None,
     is_new: bool = False,
 ) -> Trainer:
-    """Model, data and engine at step 0; a new run is checked for settings that do not suit the data or the machine."""
+    """Model, data and engine at step 0; a new run is checked for settings that do not suit the data or the machine.
+
+    A run that starts from another one has its `initial` model.
+    """
     share, held_out = settings.train.validation, None
     if settings.shards is None:
         if dataset is None:
@@ -311,11 +347,16 @@ def _make_trainer(
             dataset = load_dataset(settings.dataset, settings.columns)
         # The bins are fitted on what is trained on.
         fitted = split_episodes(dataset, share, settings.seed)[0] if share else dataset
-        model = TrajectoryModel.create(fitted, settings.tokens, settings.model, seed=settings.seed)
+        if initial is None:
+            model = TrajectoryModel.create(fitted, settings.tokens, settings.model, seed=settings.seed)
+        else:
+            check_same_dimensions(initial, dataset)
+            model = replace(initial, metadata=dict(dataset.metadata))
         for sentence in dataset_warnings(dataset, model.tokenizer) if is_new and world.leads else ():
             log.warning("%s", sentence)
         data = tokenize(dataset, model.tokenizer).to(device)
     else:
+        require(initial is None, "a run that starts from another one (init) cannot use shards", settings.shards)
         given = dataset if dataset is not None else settings.dataset
         shards = open_or_build_shards(Path(settings.shards), given, settings.tokens, source, settings.columns)
         model = TrajectoryModel.build(shards.tokenizer, settings.model, shards.metadata, seed=settings.seed)
@@ -348,6 +389,7 @@ def _make_trainer(
 def _described(settings: RunSettings, trainer: Trainer, dataset: Dataset | None) -> RunSettings:
     """Settings for `run.json`: absolute paths, and what identifies the data."""
     name, source, shards = settings.dataset, None, None
+    init = None if settings.init is None else str(Path(settings.init).resolve())
     if name is not None:
         name = str(Path(name).resolve()) if Path(name).exists() else name
     if settings.shards is not None:
@@ -357,7 +399,8 @@ def _described(settings: RunSettings, trainer: Trainer, dataset: Dataset | None)
         source = identity(settings.dataset, settings.columns)
     elif dataset is not None:
         source = identity(dataset)
-    return replace(settings, dataset=name, shards=shards, source=source, tokens=trainer.model.tokenizer.config)
+    tokens = trainer.model.tokenizer.config
+    return replace(settings, dataset=name, shards=shards, source=source, init=init, tokens=tokens)
 
 
 @contextmanager

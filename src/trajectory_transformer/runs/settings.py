@@ -24,6 +24,7 @@ class RunSettings:
     columns: Columns | None = None  # how it is read
     shards: str | None = None
     source: str | None = None  # identifies the data
+    init: str | None = None  # run folder whose weights and tokenizer it started from
     tokens: TokenConfig = field(default_factory=TokenConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
