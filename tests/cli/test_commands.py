@@ -66,7 +66,7 @@ def test_collect_writes_a_dataset_that_data_show_describes(tt: Run, tmp_path: Pa
 
 def test_a_run_holds_checkpoint_metrics_and_tensorboard(tt: Run, made: Path, tmp_path: Path) -> None:
     code, text = tt(
-        "train", made / "rooms.npz", "--out", "run", *TINY, *SHORT, "--train.steps", 4, "--tensorboard", "true"
+        "train", made / "rooms.npz", "--out", "run", *TINY, *SHORT, "--train.steps", 4, "--log", "tensorboard"
     )
     assert code == 0, text
     written = {path.name for path in (tmp_path / "run").iterdir()}

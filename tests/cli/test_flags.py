@@ -134,7 +134,7 @@ def test_the_command_of_an_evaluation_gives_back_its_settings(command: Evaluate)
         out=paths,
         shards=st.none() | paths,
         seed=st.integers(0, 2**40),
-        tensorboard=st.booleans(),
+        log=st.sampled_from([None, "tensorboard", "wandb"]),
         tokens=tokens,
         model=st.builds(ModelConfig, window=st.integers(1, 99), dropout=st.floats(0.0, 0.99)),
         train=trains,

@@ -43,6 +43,7 @@ RENAMED = {
     "train.precision": _BACKEND,
     "train.compile": _BACKEND,
     "train.graph": _BACKEND,
+    "tensorboard": "is now --log tensorboard",
     "search.temperature": "is now --search.action.temperature",
     "search.action_top_k": "is now --search.action.top_k",
     "search.action_nucleus": "is now --search.action.nucleus",

@@ -24,12 +24,11 @@ from trajectory_transformer.results import two_digits
 from trajectory_transformer.runs import LAST, Play, Run, resume_run, start_run
 from trajectory_transformer.runs.initial import settings_of_init
 from trajectory_transformer.runs.memory import GIB, training_bytes
-from trajectory_transformer.runs.metrics import TensorBoard, summary_writer
+from trajectory_transformer.runs.metrics import LogName, require_log
 from trajectory_transformer.runs.settings import RunSettings
 from trajectory_transformer.training.parallel import World
 from trajectory_transformer.training.train import Trainer
 
-TENSORBOARD = "tensorboard"
 WARM_UP_SECONDS = 5.0  # of training before its time is estimated
 LONG_SECONDS = 300.0  # of training that are worth a line
 PAGE_SECONDS = 60.0  # between two versions of the report page
@@ -77,16 +76,17 @@ class Train(DataFlags):
     never."""
     evaluate_episodes: int = 10
     """Episodes to play each time; their seeds are not those of tt evaluate."""
-    tensorboard: bool = False
-    """Also write metrics for TensorBoard (needs the tensorboard extra)."""
+    log: LogName | None = None
+    """Also write the metrics for TensorBoard or Weights & Biases (needs the extra of that name); wandb stays on this
+    machine with WANDB_MODE=offline."""
     tokens: TokenConfig = field(default_factory=TokenConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def execute(self) -> Path:
         """Train to the end; returns the run folder."""
-        if self.tensorboard:
-            summary_writer()  # a missing package is reported before anything is written
+        if self.log is not None:
+            require_log(self.log)  # a missing package is reported before anything is written
         if self.resume is None and "RANK" not in os.environ:  # one of several processes makes the folder
             claim(self.out, overwrite=self.overwrite)
         with joined_world(find_device(self.device)) as (world, device):
@@ -95,8 +95,8 @@ class Train(DataFlags):
                 run = self._prepare(device, world)
             assert run.folder is not None
             trainer = run.trainer
-            if self.tensorboard and world.leads:
-                run.writers.append(TensorBoard(run.folder / TENSORBOARD, trainer.step))
+            if self.log is not None:
+                run.add_log(self.log)
             parameters = sum(parameter.numel() for parameter in trainer.model.gpt.parameters())
             place = str(device) if world.size == 1 else f"{world.size} processes, {device.type}"
             console.print(
@@ -123,7 +123,7 @@ class Train(DataFlags):
         """A run at its current step, with its folder in place."""
         if self.resume is not None:
             length = replace(self.train, steps=None, epochs=None)
-            given = changed_flags(self, leave_out=("dataset", "resume", "device", "tensorboard"), train=length)
+            given = changed_flags(self, leave_out=("dataset", "resume", "device", "log"), train=length)
             if given:
                 raise ValueError(f"--resume uses the settings of the run; leave out {given[0]}")
             longer = None
@@ -162,7 +162,7 @@ class Train(DataFlags):
             checkpoint_every=self.checkpoint_every,
             evaluate_every=self.evaluate_every,
             evaluate_episodes=self.evaluate_episodes,
-            command=command_line("train", self, leave_out=("preset", "device", "tensorboard", "overwrite")),
+            command=command_line("train", self, leave_out=("preset", "device", "log", "overwrite")),
         )
         return start_run(settings, self.out, device, world=world, dataset=dataset)
 

@@ -7,8 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 
@@ -24,7 +24,7 @@ from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.results import write_result
 from trajectory_transformer.runs.initial import check_same_dimensions, settings_of_init
 from trajectory_transformer.runs.memory import check_memory
-from trajectory_transformer.runs.metrics import JsonLines, MetricsWriter
+from trajectory_transformer.runs.metrics import JsonLines, LogName, MetricsWriter, open_log, require_log
 from trajectory_transformer.runs.settings import RUN, RunSettings
 from trajectory_transformer.runs.sources import data_to_resume, identity, open_or_build_shards
 from trajectory_transformer.tokens.checks import dataset_warnings
@@ -56,6 +56,7 @@ def train(
     shards: str | Path | None = None,
     device: str = "auto",
     checkpoint_every: int = 500,
+    log: LogName | None = None,
     on_metrics: Callable[[Metrics], None] | None = None,
     evaluate: Play | None = None,
     evaluate_every: int | None = None,
@@ -76,6 +77,7 @@ def train(
         shards: folder of token files to train from, for data larger than memory; made if it does not exist.
         device: auto, cpu or cuda.
         checkpoint_every: steps between checkpoints.
+        log: also write the metrics for TensorBoard or Weights & Biases; needs `out` and the extra of that name.
         on_metrics: called with the metrics of the run as they come.
         evaluate: plays episodes with the model as it is and returns metrics, for example
             `lambda model: evaluate(Planner(model), episodes=10).metrics`; they are a part of the metrics of the run.
@@ -85,6 +87,9 @@ def train(
     """
     require(preset in PRESETS, f"preset must be one of {', '.join(PRESETS)}", repr(preset))
     require(not resume or out is not None, "resume needs the run folder to resume, out", out)
+    require(log is None or out is not None, "log needs a run folder, out", log)
+    if log is not None:
+        require_log(log)
     require(
         (evaluate is None) == (evaluate_every is None),
         "evaluate and evaluate_every belong together",
@@ -122,6 +127,8 @@ def train(
         episodes = dataset if isinstance(dataset, Dataset) else None
         run = start_run(settings, folder, find_device(device), dataset=episodes)
     run.play, run.evaluate_every = evaluate, evaluate_every
+    if log is not None:
+        run.add_log(log)
     for metrics in run.advance():
         if metrics is not None and on_metrics is not None:
             on_metrics(metrics)
@@ -170,7 +177,9 @@ class Run:
         trainer, world = self.trainer, self.trainer.world
         first, started = trainer.step, time.perf_counter()
         stopping = False
-        with noted_interrupts() as interrupts:
+        with noted_interrupts() as interrupts, ExitStack() as opened:
+            for writer in self.writers:
+                opened.callback(writer.close)
             for metrics in trainer.run():
                 if metrics is not None:
                     metrics = self._evaluated(metrics)
@@ -189,6 +198,11 @@ class Run:
                     return
         if self.finished and self.last is not None:
             self._write_result(time.perf_counter() - started, trainer.step - first, self.last)
+
+    def add_log(self, name: LogName) -> None:
+        """Also write the metrics for TensorBoard or Weights & Biases."""
+        if self.folder is not None and self.trainer.world.leads:
+            self.writers.append(open_log(name, self.folder, self.trainer.step, asdict(self.settings)))
 
     def save(self) -> None:
         """Write the state to resume from, then the checkpoint to use."""
