@@ -250,7 +250,7 @@ def jobs(options: argparse.Namespace, places: Places, train_flags: Sequence[str]
                     Job(
                         "train",
                         folder / "training.json",
-                        command(*TT, "train", data, "--out", folder, *device, *own),
+                        command(*TT, "train", data, "--preset", "default", "--out", folder, *device, *own),
                         (train,),
                         command(*TT, "train", data, "--resume", folder, *device),
                         folder / "run.json",

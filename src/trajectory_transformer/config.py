@@ -240,6 +240,7 @@ class Preset:
 
 PresetName = Literal[
     "default",
+    "small",
     "paper",
     "reference",
     "halfcheetah",
@@ -263,6 +264,11 @@ def _reference(epochs: int = 50, **search: object) -> Preset:
 
 PRESETS: dict[PresetName, Preset] = {
     "default": Preset(),
+    # Minutes on the CPU of a laptop; `tt train` takes it where there is no GPU.
+    "small": Preset(
+        model=ModelConfig(window=5, num_layers=2, width=64, dropout=0.0),
+        train=TrainConfig(steps=3000, batch_size=64, learning_rate=2e-3),
+    ),
     "paper": Preset(
         tokens=TokenConfig(value_includes_reward=True),
         train=TrainConfig(epochs=80, learning_rate=2.5e-4, warmup_steps=2000, optimizer="adam", action_weight=1.0),

@@ -112,7 +112,7 @@ def test_a_run_starts_from_the_weights_and_bins_of_another(data: str, rng: np.ra
     train_here(other_data(np.random.default_rng(0)), on_metrics=scratch.append)
     assert seen[0].learning_rate == scratch[0].learning_rate  # a new schedule
     # The command does the same; it starts where the first run ended, not at random.
-    words = ["--train.steps", "12", "--train.batch_size", "4", "--seed", "3", "--device", "cpu"]
+    words = ["--train.steps", "12", "--train.batch_size", "4", "--seed", "3", "--device", "cpu", "--preset", "default"]
     assert main(["train", "other.npz", "--init", "first", "--out", "command", *words]) == 0
     assert same(tuned, "command")
     tiny = replace(TRAIN, steps=1, learning_rate=1e-9)

@@ -21,7 +21,7 @@ from trajectory_transformer.planner import Planner
 from trajectory_transformer.report.dataset import discount_advice
 from trajectory_transformer.report.page import write_report
 from trajectory_transformer.results import two_digits
-from trajectory_transformer.runs import LAST, Play, Run, resume_run, start_run
+from trajectory_transformer.runs import LAST, SMALL, Play, Run, preset_for, resume_run, start_run
 from trajectory_transformer.runs.initial import settings_of_init
 from trajectory_transformer.runs.memory import GIB, training_bytes
 from trajectory_transformer.runs.metrics import LogName, require_log
@@ -63,8 +63,8 @@ class Train(DataFlags):
     """Start from the weights and the tokenizer of this run, with a new schedule: fine-tuning."""
     shards: Path | None = None
     """Folder of token files to train from, for data larger than memory; made from the dataset if it does not exist."""
-    preset: PresetName = "default"
-    """Defaults of all settings below; flags override them."""
+    preset: PresetName | None = None
+    """Defaults of all settings below; flags override them. null: default on a GPU, small on a CPU."""
     seed: int = 0
     """Seed of the initial weights, the batches and dropout."""
     device: str = "auto"
@@ -83,6 +83,11 @@ class Train(DataFlags):
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
+    @property
+    def usual_preset(self) -> PresetName | None:
+        """The preset for this device; None for a run that has its settings."""
+        return None if self.resume is not None else preset_for(self.device)
+
     def execute(self) -> Path:
         """Train to the end; returns the run folder."""
         if self.log is not None:
@@ -97,6 +102,8 @@ class Train(DataFlags):
             trainer = run.trainer
             if self.log is not None:
                 run.add_log(self.log)
+            if self.resume is None and self.preset is None and device.type == "cpu":
+                console.print(f"note: {SMALL}")
             parameters = sum(parameter.numel() for parameter in trainer.model.gpt.parameters())
             place = str(device) if world.size == 1 else f"{world.size} processes, {device.type}"
             console.print(
@@ -144,7 +151,7 @@ class Train(DataFlags):
             console.print(f"writing the tokens of {self.dataset} to {self.shards}")
         tokens, model = self.tokens, self.model
         if self.init is not None:
-            usual = PRESETS[self.preset]
+            usual = PRESETS[self.preset or preset_for(self.device)]
             tokens, model = settings_of_init(
                 self.init,
                 None if tokens == usual.tokens else tokens,
@@ -162,7 +169,8 @@ class Train(DataFlags):
             checkpoint_every=self.checkpoint_every,
             evaluate_every=self.evaluate_every,
             evaluate_episodes=self.evaluate_episodes,
-            command=command_line("train", self, leave_out=("preset", "device", "log", "overwrite")),
+            # Flags are recorded where they differ from the preset default, whichever they came from.
+            command=command_line("train", self, leave_out=("device", "log", "overwrite"), preset="default"),
         )
         return start_run(settings, self.out, device, world=world, dataset=dataset)
 
@@ -185,8 +193,8 @@ def _tell_time(seconds: float, trainer: Trainer) -> None:
         hours, minutes = int(left // 3600), int(left % 3600 // 60)
         text = f"{hours} h {minutes} min" if hours else f"{minutes} min"
         console.print(
-            f"about {text} for {trainer.total_steps - trainer.step:,} more steps at {seconds:.2g} s each; fewer: "
-            "--train.steps, shorter: --model.window, --model.width, --train.batch_size"
+            f"about {text} for {trainer.total_steps - trainer.step:,} more steps at {seconds:.2g} s each; minutes "
+            "instead: --preset small; by hand: --train.steps, --model.window, --model.width, --train.batch_size"
         )
 
 

@@ -19,6 +19,7 @@ from trajectory_transformer.envs import FOUR_ROOMS_ID, FOUR_ROOMS_RACE_ID
 from trajectory_transformer.files import write_atomically
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.report.plots import prediction_figure, routes_figure
+from trajectory_transformer.report.rooms import between_rooms, success_by_doors
 from trajectory_transformer.report.run import RunRecord, interval, media_type, read_run
 from trajectory_transformer.report.run_figures import calibration_figure, losses_figure, returns_figure
 from trajectory_transformer.search.predict import predict
@@ -213,7 +214,12 @@ def _routes(run: RunRecord) -> str:
     if run.played is None or not has_routes(run.played):
         return ""
     caption = "Routes of the planner, coloured from start (dark) to end (bright)."
-    return _figure(routes_figure(run.played.episodes[:_ROUTES]), caption)
+    episodes: Sequence[Episode] = run.played.episodes[:_ROUTES]
+    doors = ""
+    if run.played.metadata.get("env") == FOUR_ROOMS_ID:
+        episodes = between_rooms(run.played.episodes, _ROUTES)
+        doors = f"<p>{success_by_doors(run.played.episodes).capitalize()}.</p>"
+    return doors + _figure(routes_figure(episodes), caption)
 
 
 def has_routes(dataset: Dataset) -> bool:
