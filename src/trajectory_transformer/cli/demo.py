@@ -12,10 +12,6 @@ from trajectory_transformer.cli.evaluate import Evaluate
 from trajectory_transformer.cli.train import Train
 from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig, TrainConfig, require
 from trajectory_transformer.envs import FOUR_ROOMS_ID, MULTI_ROOM_ID
-from trajectory_transformer.report.page import PAGE
-from trajectory_transformer.report.plots import loss_figure, routes_figure
-from trajectory_transformer.report.rooms import between_rooms, success_by_doors
-from trajectory_transformer.runs import METRICS
 
 TaskName = Literal["four-rooms", "minigrid"]
 ROUTES = 12  # panels of a figure
@@ -90,6 +86,8 @@ class Demo:
 
     def execute(self) -> None:
         """Run the commands one after the other."""
+        from trajectory_transformer.report.page import PAGE
+
         started = time.perf_counter()
         task = TASKS[self.task]
         for name in ("demonstrations", "steps", "goals"):
@@ -120,6 +118,10 @@ class Demo:
 
     def _run(self, task: Task, dataset: Path, goals: int) -> None:
         """Collect, train, evaluate and write the report."""
+        from trajectory_transformer.report.plots import loss_figure, routes_figure
+        from trajectory_transformer.report.rooms import between_rooms, success_by_doors
+        from trajectory_transformer.runs import METRICS
+
         console.rule("1. collect noisy demonstrations of an agent that reaches random goals")
         demonstrations = Collect(
             out=str(dataset),

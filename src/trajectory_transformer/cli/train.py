@@ -5,29 +5,22 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
-
-import torch
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from trajectory_transformer.cli.console import claim, console, progress_bar
 from trajectory_transformer.cli.data import SOURCES, DataFlags
 from trajectory_transformer.cli.parser import changed_flags, command_line
-from trajectory_transformer.config import PRESETS, ModelConfig, PresetName, TokenConfig, TrainConfig
+from trajectory_transformer.config import FIRST_SEED, PRESETS, ModelConfig, PresetName, TokenConfig, TrainConfig
 from trajectory_transformer.data.sources import load_dataset
-from trajectory_transformer.evaluate import FIRST_SEED, environment_of, evaluate
-from trajectory_transformer.gpu.backends import find_device, joined_world
-from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.planner import Planner
-from trajectory_transformer.report.dataset import discount_advice
-from trajectory_transformer.report.page import write_report
 from trajectory_transformer.results import two_digits
-from trajectory_transformer.runs import LAST, SMALL, Play, Run, preset_for, resume_run, start_run
-from trajectory_transformer.runs.initial import settings_of_init
-from trajectory_transformer.runs.memory import GIB, training_bytes
-from trajectory_transformer.runs.metrics import LogName, require_log
-from trajectory_transformer.runs.settings import RunSettings
-from trajectory_transformer.training.parallel import World
-from trajectory_transformer.training.train import Trainer
+
+if TYPE_CHECKING:
+    import torch
+
+    from trajectory_transformer.model.trajectory_model import TrajectoryModel
+    from trajectory_transformer.runs import Play, Run
+    from trajectory_transformer.training.parallel import World
+    from trajectory_transformer.training.train import Trainer
 
 WARM_UP_SECONDS = 5.0  # of training before its time is estimated
 LONG_SECONDS = 300.0  # of training that are worth a line
@@ -76,7 +69,7 @@ class Train(DataFlags):
     never."""
     evaluate_episodes: int = 10
     """Episodes to play each time; their seeds are not those of tt evaluate."""
-    log: LogName | None = None
+    log: Literal["tensorboard", "wandb"] | None = None
     """Also write the metrics for TensorBoard or Weights & Biases (needs the extra of that name); wandb stays on this
     machine with WANDB_MODE=offline."""
     tokens: TokenConfig = field(default_factory=TokenConfig)
@@ -86,10 +79,19 @@ class Train(DataFlags):
     @property
     def usual_preset(self) -> PresetName | None:
         """The preset for this device; None for a run that has its settings."""
+        from trajectory_transformer.runs import preset_for
+
         return None if self.resume is not None else preset_for(self.device)
 
     def execute(self) -> Path:
         """Train to the end; returns the run folder."""
+        import torch
+
+        from trajectory_transformer.gpu.backends import find_device, joined_world
+        from trajectory_transformer.runs import SMALL
+        from trajectory_transformer.runs.memory import GIB, training_bytes
+        from trajectory_transformer.runs.metrics import require_log
+
         if self.log is not None:
             require_log(self.log)  # a missing package is reported before anything is written
         if self.resume is None and "RANK" not in os.environ:  # one of several processes makes the folder
@@ -126,8 +128,14 @@ class Train(DataFlags):
             console.print(f"wrote {run.folder}")
         return run.folder
 
-    def _prepare(self, device: torch.device, world: World) -> Run:
+    def _prepare(self, device: "torch.device", world: "World") -> "Run":
         """A run at its current step, with its folder in place."""
+        from trajectory_transformer.evaluate import environment_of
+        from trajectory_transformer.report.dataset import discount_advice
+        from trajectory_transformer.runs import preset_for, resume_run, start_run
+        from trajectory_transformer.runs.initial import settings_of_init
+        from trajectory_transformer.runs.settings import RunSettings
+
         if self.resume is not None:
             length = replace(self.train, steps=None, epochs=None)
             given = changed_flags(self, leave_out=("dataset", "resume", "device", "log"), train=length)
@@ -175,18 +183,21 @@ class Train(DataFlags):
         return start_run(settings, self.out, device, world=world, dataset=dataset)
 
 
-def _playing(episodes: int, model: TrajectoryModel) -> Play:
+def _playing(episodes: int, model: "TrajectoryModel") -> "Play":
     """A function that plays episodes with a model; refuses a model without an environment."""
+    from trajectory_transformer.evaluate import environment_of, evaluate
+    from trajectory_transformer.planner import Planner
+
     env, options = environment_of(model.metadata, None, None)
 
-    def play(model: TrajectoryModel) -> dict[str, float]:
+    def play(model: "TrajectoryModel") -> dict[str, float]:
         found = evaluate(Planner(model), env, episodes=episodes, seed=EVALUATION_SEED, env_options=options)
         return dict(found.metrics)
 
     return play
 
 
-def _tell_time(seconds: float, trainer: Trainer) -> None:
+def _tell_time(seconds: float, trainer: "Trainer") -> None:
     """Say how long the remaining steps will take, if that is long."""
     left = seconds * (trainer.total_steps - trainer.step)
     if left > LONG_SECONDS:
@@ -198,8 +209,11 @@ def _tell_time(seconds: float, trainer: Trainer) -> None:
         )
 
 
-def _advance(run: Run) -> None:
+def _advance(run: "Run") -> None:
     """Train to the end or to Ctrl-C, with a progress bar."""
+    from trajectory_transformer.report.page import write_report
+    from trajectory_transformer.runs import LAST
+
     trainer, started = run.trainer, time.perf_counter()
     page_due = started + PAGE_SECONDS
     with progress_bar("loss", "speed") as bar:
