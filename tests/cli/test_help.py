@@ -123,6 +123,8 @@ def test_bash_completes_commands_flags_and_values(tt: Run, tmp_path: Path) -> No
     assert complete(script, "tt", "train", "--model.w") == {"--model.window", "--model.width"}
     assert complete(script, "tt", "data", "convert", "--o") == {"--out", "--overwrite"}
     assert complete(script, "tt", "train", "x.npz", "--tokens.discretizer", "q") == {"quantile"}
+    assert complete(script, "tt", "train", "--preset", "=", "sm") == {"small"}  # --preset=sm
+    assert complete(script, "tt", "train", "--log", "=") == {"tensorboard", "wandb"}
     assert complete(script, "tt", "evaluate", "run", "--search.action.n") == {"--search.action.nucleus"}
     assert complete(script, "tt", "train", "--out", "") == set()  # bash then completes file names
     assert tt("completion", "tcsh") == (2, "tt completion: error: the shell must be bash, got tcsh\n")

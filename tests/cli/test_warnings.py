@@ -199,7 +199,7 @@ def test_a_run_that_does_not_fit_into_memory_is_refused(
     refused(
         r"training needs about \d+\.\d GiB of memory and \S+ GiB are available: a batch has 256 windows of 10 "
         r"transitions, 30,030 tokens each; lower --train\.batch_size, --model\.window or the number of dimensions",
-        *("train", "wide.npz", "--out", "run"),
+        *("train", "wide.npz", "--out", "run", "--preset", "default"),
     )
     assert not (tmp_path / "run").exists()
     save_dataset(dataset(), "x.npz")
