@@ -1,6 +1,6 @@
 """An animated picture of a planner that runs: the postures its candidates predict, faint to strong, the winner bold.
 
-python examples/runner.py runs/hopper docs/images/runner.gif
+python benchmarks/runner_picture.py runs/hopper docs/images/runner.gif
 
 For models of hopper, walker2d and halfcheetah, whose observations are all positions but x, then all velocities.
 """
@@ -49,7 +49,7 @@ def draw(control: Control) -> np.ndarray:
     figure = Figure(figsize=(6, 3.2), dpi=80)
     panel = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     middle = float(env.unwrapped.data.qpos[0])  # type: ignore[attr-defined]
-    panel.set(xlim=(middle - 1.2, middle + 1.8), ylim=(-0.1, 1.5), aspect="equal")
+    panel.set(xlim=(middle - 1.3, middle + 2.0), ylim=(-0.1, 1.66), aspect="equal")
     panel.set_axis_off()
     panel.axhline(0.0, color=GROUND, linewidth=1)
     for mark in np.arange(np.floor(middle - 2), middle + 3, 0.5):
@@ -75,9 +75,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
     parser.add_argument("out")
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--skip", type=int, default=100, help="steps before the first picture")
-    parser.add_argument("--horizon", type=int, default=10, help="transitions ahead")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--skip", type=int, default=60, help="steps before the first picture")
+    parser.add_argument("--horizon", type=int, default=15, help="transitions ahead")
     options = parser.parse_args()
     model = TrajectoryModel.load(options.run)
     short = Planner(model, kind="return")
