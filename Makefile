@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint fix setup clean
+.PHONY: demo test wheel-test lint fix setup clean
 
 demo: $(INSTALLED)
 	$(BIN)/tt demo --overwrite true
@@ -11,6 +11,9 @@ demo: $(INSTALLED)
 test: $(INSTALLED) lint
 	# One thread for each of the two processes: more would wait for each other.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+wheel-test:
+	PYTHON=$(PYTHON) .ci/wheel-test
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,3 +61,12 @@ def test_links_between_documents_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
+
+
+def test_the_readme_lists_every_extra_that_users_need() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = (ROOT / "README.md").read_text().split("| extra | for |")[1].split("\n\n")[0]
+    listed = set(re.findall(r"`([a-z0-9]+)`", "".join(line.split("|")[1] for line in table.splitlines()[2:])))
+    assert listed == set(extras) - {"all", "d3rlpy", "dev"}
+    everything = re.fullmatch(r"trajectory-transformer\[(.*)\]", extras["all"][0])
+    assert everything is not None and set(everything.group(1).split(",")) == listed
