@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test wheel-test lint fix setup clean
+.PHONY: demo test docs wheel-test lint fix setup clean
 
 demo: $(INSTALLED)
 	$(BIN)/tt demo --overwrite true
@@ -11,6 +11,10 @@ demo: $(INSTALLED)
 test: $(INSTALLED) lint
 	# One thread for each of the two processes: more would wait for each other.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env docs build/site
+	@echo "open build/site/index.html"
 
 wheel-test:
 	PYTHON=$(PYTHON) .ci/wheel-test
