@@ -36,7 +36,7 @@ exclude_patterns = ["_build"]
 
 # The table of contents beside every page.
 CONTENTS = {
-    "Use": ["quickstart", "concepts", "data", "training", "planning", "viewer"],
+    "Use": ["quickstart", "concepts", "data", "training", "planning", "models", "viewer"],
     "Methods": ["baselines", "antmaze", "prediction", "minigrid"],
     "Reference": ["site/api", "site/commands", "checkpoint-format", "renamed-settings"],
     "Project": ["reproduce", "architecture", "decisions/index", "site/contributing", "site/changelog"],
