@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test docs wheel-test lint fix setup clean
+.PHONY: demo test docs notebooks wheel-test lint fix setup clean
 
 demo: $(INSTALLED)
 	$(BIN)/tt demo --overwrite true
@@ -15,6 +15,9 @@ test: $(INSTALLED) lint
 docs: $(INSTALLED)
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env docs build/site
 	@echo "open build/site/index.html"
+
+notebooks: $(INSTALLED)
+	OMP_NUM_THREADS=2 $(BIN)/python .ci/notebooks.py
 
 wheel-test:
 	PYTHON=$(PYTHON) .ci/wheel-test

@@ -61,7 +61,7 @@ def complete(app: Sphinx, docname: str, content: list[str]) -> None:
             content[0] = content[0].replace(before, after)
     for page, path in OUTSIDE.items():
         content[0] = content[0].replace(f"(../{path})", f"({page}.md)")
-    content[0] = re.sub(r"\[([^]]*)\]\(\.\./results\)", r"\1", content[0])  # a folder has no page
+    content[0] = re.sub(r"\[([^]]*)\]\(\.\./(results|src/[^)]*)\)", r"\1", content[0])  # without a page
     if docname == "index":
         content[0] += "".join(toctree(*entries, caption=caption) for caption, entries in CONTENTS.items())
     elif docname == "decisions/index":

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import re
 import shlex
 import tomllib
@@ -91,3 +92,11 @@ def test_the_citation_names_this_version_and_the_paper() -> None:
     paper = cited["preferred-citation"]
     assert [author["family-names"] for author in paper["authors"]] == ["Janner", "Li", "Levine"]
     assert paper["year"] == 2021
+
+
+def test_notebooks_are_stored_without_outputs() -> None:
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    assert len(paths) == 2
+    for path in paths:
+        for cell in json.loads(path.read_text())["cells"]:
+            assert not cell.get("outputs") and cell.get("execution_count") is None, path.name
