@@ -14,7 +14,7 @@ test: $(INSTALLED) lint
 
 docs: $(INSTALLED)
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env docs build/site
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m docs tests/test_docs_commands.py
 	@echo "open build/site/index.html"
 
 notebooks: $(INSTALLED)

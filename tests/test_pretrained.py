@@ -122,6 +122,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             shutil.copytree(folder_path, folder / repo_id, dirs_exist_ok=True)
 
     def download(name: str, *, allow_patterns: list[str]) -> str:
+        if not (folder / name).is_dir():
+            raise LookupError("404 Client Error")
         found = tmp_path / "cache" / name
         found.mkdir(parents=True)
         for pattern in allow_patterns:
@@ -140,6 +142,8 @@ def test_a_pushed_model_is_loaded_from_the_hub(run: Path, hub: Path) -> None:
     model = from_pretrained("me/swing")
     assert torch.equal(model.gpt.heads, TrajectoryModel.load(run).gpt.heads)
     assert not (hub.parent / "cache/me/swing/setup.py").exists()
+    with pytest.raises(ValueError, match=r"me/nobody: no such folder, and the Hugging Face Hub does not give it"):
+        from_pretrained("me/nobody")
     assert "# swing" in (hub / "me/swing/README.md").read_text()
 
 

@@ -57,8 +57,15 @@ def from_pretrained(name: str | Path, device: str | torch.device = "cpu") -> Tra
     Only the files of the format are downloaded from the Hub, and none of them is code.
     """
     if str(name).count("/") == 1 and not Path(name).exists():
-        wanted = [WEIGHTS, DESCRIPTION, SEARCH, EVALUATION, CARD]
-        return TrajectoryModel.load(_hub().snapshot_download(str(name), allow_patterns=wanted), device)
+        hub, wanted = _hub(), [WEIGHTS, DESCRIPTION, SEARCH, EVALUATION, CARD]
+        try:
+            folder = hub.snapshot_download(str(name), allow_patterns=wanted)
+        except Exception as error:  # unknown names, refused access, no network: each a type of its own
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"{name}: no such folder, and the Hugging Face Hub does not give it ({type(error).__name__}: {reason})"
+            ) from error
+        return TrajectoryModel.load(folder, device)
     return TrajectoryModel.load(find_model(name), device)
 
 
