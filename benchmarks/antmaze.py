@@ -91,7 +91,7 @@ class Plan:
         return Job(
             "train",
             out,
-            command(*TT, "train", data, *words, *device, *self.train_flags),
+            command(*TT, "train", data, "--preset", "default", *words, *device, *self.train_flags),
             (data, self.facts(task)),
             command(*TT, "train", data, "--resume", out.parent, *device),
             out.with_name("run.json"),

@@ -34,12 +34,13 @@ from trajectory_transformer.actors import Script, ScriptedPolicy, make_script
 from trajectory_transformer.analysis.masking import masked_dataset
 from trajectory_transformer.analysis.predictors import BEHAVIOUR, EnsemblePredictor
 from trajectory_transformer.analysis.protocol import study_dataset
-from trajectory_transformer.analysis.study import StudyConfig, split_episodes
+from trajectory_transformer.analysis.study import StudyConfig
 from trajectory_transformer.analysis.summary import Curve, joined_curves
 from trajectory_transformer.cli import main as tt
 from trajectory_transformer.collect import CollectedEpisode, WorkerPool, collected_dataset, play_parts
 from trajectory_transformer.data.episode import Dataset, Episode, FloatArray, load_npz, save_npz
 from trajectory_transformer.data.spaces import action_leaf
+from trajectory_transformer.data.split import split_episodes
 from trajectory_transformer.files import write_atomically
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.pets import EnsembleConfig, fit, fit_behaviour
@@ -249,7 +250,7 @@ def jobs(options: argparse.Namespace, places: Places, train_flags: Sequence[str]
                     Job(
                         "train",
                         folder / "training.json",
-                        command(*TT, "train", data, "--out", folder, *device, *own),
+                        command(*TT, "train", data, "--preset", "default", "--out", folder, *device, *own),
                         (train,),
                         command(*TT, "train", data, "--resume", folder, *device),
                         folder / "run.json",

@@ -8,7 +8,8 @@ import sys
 from trajectory_transformer import ModelConfig, TokenConfig, TrainConfig, collect, train
 from trajectory_transformer.analysis.predictors import EnsemblePredictor, Predictor, TransformerPredictor
 from trajectory_transformer.analysis.protocol import study_dataset
-from trajectory_transformer.analysis.study import StudyConfig, split_episodes
+from trajectory_transformer.analysis.study import StudyConfig
+from trajectory_transformer.data.split import split_episodes
 from trajectory_transformer.pets import EnsembleConfig, fit, fit_behaviour
 from trajectory_transformer.report.prediction import Panel, likelihood_figure
 

@@ -25,7 +25,7 @@ from trajectory_transformer import (
     train,
 )
 from trajectory_transformer.cli import main
-from trajectory_transformer.evaluate import FIRST_SEED
+from trajectory_transformer.config import FIRST_SEED
 
 SEARCH = SearchConfig(beam_width=3, horizon=2, action=Sampler(top_k=2), first_action=Sampler(nucleus=1.0))
 FLAGS = ["--search.beam_width", "3", "--search.horizon", "2", "--search.action.nucleus", "null"]

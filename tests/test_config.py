@@ -113,8 +113,10 @@ def test_searches_have_the_sizes_of_the_authors(
         assert PRESETS[name] == replace(PRESETS["reference"], search=search, train=train)
 
 
-def test_all_presets_share_the_model_of_the_paper() -> None:
-    for preset in PRESETS.values():
+def test_all_presets_but_small_share_the_model_of_the_paper() -> None:
+    for name, preset in PRESETS.items():
+        if name == "small":
+            continue
         assert preset.model == ModelConfig(window=10, num_layers=4, num_heads=4, width=128, dropout=0.1)
         assert (preset.tokens.num_bins, preset.tokens.discount) == (100, 0.99)
 
@@ -148,7 +150,7 @@ def test_the_reference_preset_is_the_recipe_of_the_released_code() -> None:
 
 def test_only_presets_of_the_released_code_follow_its_conventions() -> None:
     ours = {name for name, preset in PRESETS.items() if not preset.tokens.authors_conventions}
-    assert ours == {"default", "paper"}
+    assert ours == {"default", "small", "paper"}
 
 
 def test_the_paper_and_reference_presets_differ_where_the_recipes_do() -> None:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from typing import Any, Literal
 
+FIRST_SEED = 1_000_000
+"""Episode i of an evaluation is reset with this seed + i by default; data is collected with other seeds."""
+
 
 def require(condition: bool, rule: str, found: object) -> None:
     """Raise a ValueError that states the rule and the value that breaks it."""
@@ -117,6 +120,11 @@ class TrainConfig:
     """Loss weight of action tokens; all others have weight 1."""
     augment: Literal["none", "grid"] = "none"
     """grid: rotate, mirror and shift agents on square maps (MiniGrid) at random."""
+    validation: float = 0.0
+    """Share of the episodes that is held out to measure the loss on; the weights with the smallest one are kept. 0:
+    train on all episodes."""
+    patience: int | None = None
+    """Stop after this many validations in a row without a smaller loss (there are at most 50 in a run); null: never."""
     backend: Literal["auto", "eager", "compiled", "fused"] = "auto"
     """eager: float32, operation by operation. compiled: torch.compile, bfloat16 matmuls and a CUDA graph. fused: Triton
     kernels and a CUDA graph. auto: the fastest one that the device and the model allow."""
@@ -134,6 +142,13 @@ class TrainConfig:
         for name in ("warmup_steps", "action_weight"):
             value = getattr(self, name)
             require(value is None or value >= 0, f"train.{name} must not be negative", value)
+        require(0.0 <= self.validation < 1.0, "train.validation must lie in [0, 1)", self.validation)
+        require(self.patience is None or self.patience >= 1, "train.patience must be at least 1", self.patience)
+        require(
+            self.patience is None or self.validation > 0.0,
+            "train.patience needs held-out episodes: set train.validation, for example 0.05",
+            f"patience {self.patience}",
+        )
         require(self.learning_rate > 0, "train.learning_rate must be above 0", self.learning_rate)
 
 
@@ -217,6 +232,47 @@ class SearchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnsembleConfig:
+    """The ensemble and its training. Sizes, rate and weight decay are those of Chua et al. for halfcheetah."""
+
+    num_networks: int = 7
+    """Networks that are trained, each on its own bootstrap sample of the data."""
+    num_elites: int = 5
+    """Networks that predict: those with the smallest held-out loss."""
+    num_layers: int = 4
+    """Hidden layers."""
+    width: int = 200
+    """Units of each hidden layer."""
+    rewards: bool = False
+    """Whether the networks predict rewards as well."""
+    learning_rate: float = 1e-3
+    """Learning rate of Adam."""
+    weight_decay: float = 1e-4
+    """L2 penalty of the output layer; that of the hidden layers is 0.25, 0.5, 0.75, 0.75, ... times as large."""
+    batch_size: int = 256
+    """Transitions per network and step."""
+    epochs: int = 100
+    """Passes over the data, at most."""
+    patience: int = 5
+    """Training ends after this many passes in which the held-out loss of no network improved."""
+    held_out: float = 0.1
+    """Share of the transitions that is not trained on. With 0 training runs to its end and keeps the last weights."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be built or trained."""
+        for name in ("num_networks", "num_elites", "num_layers", "width", "batch_size", "epochs", "patience"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
+        require(
+            self.num_elites <= self.num_networks,
+            f"num_elites must be at most the {self.num_networks} networks",
+            self.num_elites,
+        )
+        require(self.learning_rate > 0, "learning_rate must be above 0", self.learning_rate)
+        require(self.weight_decay >= 0, "weight_decay must not be negative", self.weight_decay)
+        require(0 <= self.held_out < 1, "held_out must lie in [0, 1)", self.held_out)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preset:
     """A recipe from data to plan."""
 
@@ -228,6 +284,7 @@ class Preset:
 
 PresetName = Literal[
     "default",
+    "small",
     "paper",
     "reference",
     "halfcheetah",
@@ -251,6 +308,11 @@ def _reference(epochs: int = 50, **search: object) -> Preset:
 
 PRESETS: dict[PresetName, Preset] = {
     "default": Preset(),
+    # Minutes on the CPU of a laptop; `tt train` takes it where there is no GPU.
+    "small": Preset(
+        model=ModelConfig(window=5, num_layers=2, width=64, dropout=0.0),
+        train=TrainConfig(steps=3000, batch_size=64, learning_rate=2e-3),
+    ),
     "paper": Preset(
         tokens=TokenConfig(value_includes_reward=True),
         train=TrainConfig(epochs=80, learning_rate=2.5e-4, warmup_steps=2000, optimizer="adam", action_weight=1.0),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trajectory_transformer.config import SearchConfig, require
+from trajectory_transformer.config import FIRST_SEED, SearchConfig, require
 from trajectory_transformer.data.episode import Episode, Metadata
 from trajectory_transformer.data.scores import References, normalized_score, references_of
 from trajectory_transformer.data.spaces import action_leaf
@@ -19,11 +19,6 @@ from trajectory_transformer.results import summarize
 from trajectory_transformer.rollout import Dims, Policy, TrainedPolicy, make_envs, map_shape, rollout, space_dims
 
 log = logging.getLogger(__name__)
-
-log = logging.getLogger(__name__)
-
-FIRST_SEED = 1_000_000
-"""Episode i of an evaluation is reset with this seed + i by default; data is collected with other seeds."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from tests.pets.test_ensemble import drifting
 from trajectory_transformer.analysis.likelihood import Futures
 from trajectory_transformer.analysis.predictors import EnsemblePredictor, Past
 from trajectory_transformer.analysis.study import (
+    FLOOR,
     Curves,
     StudyConfig,
     find_starts,
@@ -18,10 +19,11 @@ from trajectory_transformer.analysis.study import (
     one_step_log_prob,
     oracle_of,
     run_study,
-    split_episodes,
 )
 from trajectory_transformer.analysis.summary import curve_of, joined_curves, metric_steps, study_metrics
+from trajectory_transformer.cli.study import CompareStudy
 from trajectory_transformer.data.episode import Dataset, DoubleArray, Episode, FloatArray
+from trajectory_transformer.data.split import split_episodes
 from trajectory_transformer.report.prediction import Panel, likelihood_figure
 
 STD = 0.5
@@ -203,3 +205,7 @@ def test_metrics_curves_and_figures_of_a_study() -> None:
     np.testing.assert_array_equal(np.asarray(upper.lines[0].get_ydata()), [2.0, 2.0, np.nan])
     np.testing.assert_array_equal(np.asarray(upper.lines[1].get_ydata()), [5.0, 5.0])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Trajectory Transformer", "discrete oracle"]
+
+
+def test_the_command_has_the_floor_of_the_study() -> None:
+    assert CompareStudy().floor == FLOOR == StudyConfig().floor

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from trajectory_transformer import Baseline, evaluate, load_dataset
 from trajectory_transformer.baselines import PRESETS, BaselineTrainer
 from trajectory_transformer.cli import main
+from trajectory_transformer.config import FIRST_SEED
 from trajectory_transformer.data.episode import load_npz
-from trajectory_transformer.evaluate import FIRST_SEED
 
 Run = Callable[..., tuple[int, str]]
 Refused = Callable[..., None]

@@ -66,7 +66,7 @@ def test_collect_writes_a_dataset_that_data_show_describes(tt: Run, tmp_path: Pa
 
 def test_a_run_holds_checkpoint_metrics_and_tensorboard(tt: Run, made: Path, tmp_path: Path) -> None:
     code, text = tt(
-        "train", made / "rooms.npz", "--out", "run", *TINY, *SHORT, "--train.steps", 4, "--tensorboard", "true"
+        "train", made / "rooms.npz", "--out", "run", *TINY, *SHORT, "--train.steps", 4, "--log", "tensorboard"
     )
     assert code == 0, text
     written = {path.name for path in (tmp_path / "run").iterdir()}
@@ -266,7 +266,8 @@ def test_existing_files_are_not_overwritten(tt: Run, made: Path, tmp_path: Path)
 
 
 def test_resume_refuses_other_settings(tt: Run, made: Path) -> None:
-    refused(tt("train", "--resume", made / "run", "--train.steps", 9), r"leave out --train\.steps")
+    refused(tt("train", "--resume", made / "run", "--train.batch_size", 9), r"leave out --train\.batch_size")
+    refused(tt("train", "--resume", made / "run", "--train.steps", 6), "has taken 6 steps: to extend it.*larger, got 6")
     refused(tt("train", "--resume", made / "run", "--preset", "paper"), "leave out --preset")
     refused(tt("train", "--resume", made / "run", "--out", "other"), "leave out --out")
 

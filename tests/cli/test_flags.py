@@ -33,8 +33,8 @@ def test_a_vanished_flag_names_its_successor(tt: Run, flag: str, joined: bool) -
 
 @pytest.mark.parametrize("flag", RENAMED)
 def test_a_vanished_setting_in_a_config_file_names_its_successor(tt: Run, tmp_path: Path, flag: str) -> None:
-    group, name = flag.split(".")
-    (tmp_path / "old.yaml").write_text(f"{group}: {{{name}: 1}}\n")
+    group, _, name = flag.partition(".")
+    (tmp_path / "old.yaml").write_text(f"{group}: {{{name}: 1}}\n" if name else f"{group}: 1\n")
     command = "evaluate" if group == "search" else "train"
     assert tt(command, "x", "--config", "old.yaml") == (2, f"tt {command}: error: --{flag} {RENAMED[flag]}\n")
 
@@ -99,9 +99,10 @@ names = st.text("ab c'$&;*\"é", min_size=1, max_size=12).filter(lambda text: te
 paths = names.map(Path)
 
 
-def again(name: str, command: Command) -> Command:
-    """What the recorded command parses to."""
-    tt, *words = shlex.split(command_line(name, command))
+def again(name: str, command: Command, *, preset: str | None = None) -> Command:
+    """What the recorded command parses to; a preset is recorded with it."""
+    line = command_line(name, command) if preset is None else command_line(name, command, preset=preset)
+    tt, *words = shlex.split(line)
     assert [tt, *words[: len(name.split())]] == ["tt", *name.split()]
     return parse(name, type(command), words[len(name.split()) :])
 
@@ -134,14 +135,14 @@ def test_the_command_of_an_evaluation_gives_back_its_settings(command: Evaluate)
         out=paths,
         shards=st.none() | paths,
         seed=st.integers(0, 2**40),
-        tensorboard=st.booleans(),
+        log=st.sampled_from([None, "tensorboard", "wandb"]),
         tokens=tokens,
         model=st.builds(ModelConfig, window=st.integers(1, 99), dropout=st.floats(0.0, 0.99)),
         train=trains,
     )
 )
 def test_the_command_of_a_training_run_gives_back_its_settings(command: Train) -> None:
-    assert again("train", command) == command
+    assert again("train", command, preset="default") == dataclasses.replace(command, preset="default")
 
 
 @quick
@@ -245,7 +246,7 @@ def test_config_files_set_nested_samplers(tmp_path: Path) -> None:
             ["--search.backend", "fast"],
             r"expected one of 'auto', 'fused', 'fused-float32', 'cached', 'naive', got fast",
         ),
-        (["--preset", "papr"], r"--preset: expected one of 'default', 'paper', .*, got papr"),
+        (["--preset", "papr"], r"--preset: expected one of 'default', 'small', 'paper', .*, got papr"),
         (["--plan", "fly"], r"--plan: expected one of 'return', 'imitate', 'goal' or null, got fly"),
         (["--pre", "paper"], r"unrecognized arguments: --pre paper; did you mean --preset\?"),
         (["--env_options", "5"], r"--env_options: expected a mapping in braces or null, got 5"),

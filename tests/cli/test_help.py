@@ -29,6 +29,27 @@ def test_help_takes_less_than_a_second_and_imports_no_torch() -> None:
     assert min(times) < 1.0
 
 
+HELP = """
+import contextlib, io, sys
+from trajectory_transformer.cli import COMMANDS, main
+
+for name in COMMANDS:
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+        main([*name.split(), "--help"])
+    assert "examples:" in text.getvalue(), name
+    assert "torch" not in sys.modules, name
+with contextlib.redirect_stdout(io.StringIO()) as text:
+    assert main(["completion", "bash"]) == 0
+assert "torch" not in sys.modules, "completion"
+print(len(COMMANDS))
+"""
+
+
+def test_the_help_of_no_command_imports_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{len(COMMANDS)}\n"), done.stderr
+
+
 def test_public_names_are_functions_whatever_was_imported_before() -> None:
     script = (
         "import trajectory_transformer.evaluate, trajectory_transformer.collect, trajectory_transformer.rollout\n"
@@ -102,6 +123,8 @@ def test_bash_completes_commands_flags_and_values(tt: Run, tmp_path: Path) -> No
     assert complete(script, "tt", "train", "--model.w") == {"--model.window", "--model.width"}
     assert complete(script, "tt", "data", "convert", "--o") == {"--out", "--overwrite"}
     assert complete(script, "tt", "train", "x.npz", "--tokens.discretizer", "q") == {"quantile"}
+    assert complete(script, "tt", "train", "--preset", "=", "sm") == {"small"}  # --preset=sm
+    assert complete(script, "tt", "train", "--log", "=") == {"tensorboard", "wandb"}
     assert complete(script, "tt", "evaluate", "run", "--search.action.n") == {"--search.action.nucleus"}
     assert complete(script, "tt", "train", "--out", "") == set()  # bash then completes file names
     assert tt("completion", "tcsh") == (2, "tt completion: error: the shell must be bash, got tcsh\n")

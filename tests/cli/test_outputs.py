@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,15 @@ def test_outputs_that_cannot_be_written_are_refused_before_work_starts(
     def fail(*given: object, **options: object) -> None:
         raise AssertionError("work has started")
 
-    for place in ("evaluate.evaluate", "predict.predict", "train.start_run", "data.save_dataset", "collect.play_parts"):
-        monkeypatch.setattr(f"trajectory_transformer.cli.{place}", fail)
+    work = {
+        "evaluate": "evaluate",
+        "search.predict": "predict",
+        "runs": "start_run",
+        "cli.data": "save_dataset",
+        "collect": "play_parts",
+    }
+    for module, name in work.items():
+        monkeypatch.setattr(import_module(f"trajectory_transformer.{module}"), name, fail)
     (tmp_path / "file").touch()
     data, run = str(made / "pole.npz"), str(made / "run")
     outputs: dict[str, tuple[list[str], str]] = {
@@ -209,7 +217,8 @@ def test_policies_that_cannot_be_called_are_refused(
 def test_a_video_needs_an_environment_that_renders(
     refused: Refused, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trajectory_transformer.cli.evaluate.evaluate", lambda *given, **options: pytest.fail("played"))
+    module = import_module("trajectory_transformer.evaluate")
+    monkeypatch.setattr(module, "evaluate", lambda *given, **options: pytest.fail("played"))
     (tmp_path / "blind.py").write_text(ENVIRONMENT.replace("MODES", "[]").replace("NAME", "Blind"))
     words = ["evaluate", made / "run", "--env", "blind:Blind-v0", "--out", "x.json", *SEARCH, "--video", "x.gif"]
     refused(r"'blind:Blind-v0' cannot be recorded: it has no render mode rgb_array .*[Rr]ender", *words)

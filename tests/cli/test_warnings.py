@@ -19,7 +19,18 @@ from trajectory_transformer.runs import memory
 Run = Callable[..., tuple[int, str]]
 Refused = Callable[..., None]
 
-TINY = ["--model.window", "3", "--model.num_layers", "1", "--model.num_heads", "2", "--model.width", "16"]
+TINY = [
+    "--preset",
+    "default",
+    "--model.window",
+    "3",
+    "--model.num_layers",
+    "1",
+    "--model.num_heads",
+    "2",
+    "--model.width",
+    "16",
+]
 TINY += ["--tokens.num_bins", "8", "--train.batch_size", "4", "--train.steps", "2"]
 SEARCH = ["--search.beam_width", "2", "--search.horizon", "1"]
 
@@ -185,7 +196,7 @@ def test_image_observations_are_refused(refused: Refused, tmp_path: Path) -> Non
 
 def test_a_window_longer_than_any_episode_is_refused(refused: Refused, tt: Run, tmp_path: Path) -> None:
     save_dataset(dataset(steps=4), "short.npz")
-    words = ["train", "short.npz", "--out", "run", *TINY[2:], "--model.window"]
+    words = ["train", "short.npz", "--out", "run", *TINY[4:], "--model.window"]
     rule = r"model\.window must be at most 5, the states of the longest episode: set --model\.window 5, got 6"
     refused(rule, *words, 6)
     assert not (tmp_path / "run").exists()
@@ -199,7 +210,7 @@ def test_a_run_that_does_not_fit_into_memory_is_refused(
     refused(
         r"training needs about \d+\.\d GiB of memory and \S+ GiB are available: a batch has 256 windows of 10 "
         r"transitions, 30,030 tokens each; lower --train\.batch_size, --model\.window or the number of dimensions",
-        *("train", "wide.npz", "--out", "run"),
+        *("train", "wide.npz", "--out", "run", "--preset", "default"),
     )
     assert not (tmp_path / "run").exists()
     save_dataset(dataset(), "x.npz")

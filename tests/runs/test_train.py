@@ -32,7 +32,7 @@ MODEL = ModelConfig(window=3, num_layers=1, num_heads=2, width=16, dropout=0.2)
 TRAIN = TrainConfig(steps=12, batch_size=4)
 FLAGS = ["--tokens.num_bins", "8", "--tokens.discount", "0.9", "--model.window", "3", "--model.num_layers", "1"]
 FLAGS += ["--model.num_heads", "2", "--model.width", "16", "--model.dropout", "0.2", "--train.steps", "12"]
-FLAGS += ["--train.batch_size", "4", "--seed", "3", "--device", "cpu"]
+FLAGS += ["--train.batch_size", "4", "--seed", "3", "--device", "cpu", "--preset", "default"]
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_resume_refuses_other_data_and_other_settings(data: str, tiny_dataset: D
     for name, other in (
         ("tokens", replace(TOKENS, num_bins=9)),
         ("model", replace(MODEL, width=32)),
-        ("train", replace(TRAIN, steps=20)),
+        ("train", replace(TRAIN, steps=20, batch_size=5)),
         ("seed", 4),
     ):
         with pytest.raises(ValueError, match=rf"run was started with other settings .*leave out {name} to resume"):
@@ -193,7 +193,7 @@ def test_episodes_in_memory_must_be_given_again_to_resume(data: str, tiny_datase
 def test_invalid_arguments_are_refused_before_anything_is_written(data: str, tmp_path: Path) -> None:
     Path("there").mkdir()
     for more, message in (
-        ({"preset": "papr"}, "preset must be one of default, paper, .*got 'papr'"),
+        ({"preset": "papr"}, "preset must be one of default, small, paper, .*got 'papr'"),
         ({"resume": True}, "resume needs the run folder"),
         ({"seed": -1}, "the seed must not be negative, got -1"),
         ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, got 0"),

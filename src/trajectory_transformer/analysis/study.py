@@ -6,7 +6,7 @@ recorded policy visited from the same start in held-out episodes (`likelihood`).
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
@@ -24,7 +24,7 @@ from trajectory_transformer.analysis.likelihood import (
 from trajectory_transformer.analysis.masking import masked_states, observation_masks
 from trajectory_transformer.analysis.predictors import EnsemblePredictor, Past, Predictor
 from trajectory_transformer.config import require
-from trajectory_transformer.data.episode import Dataset, DoubleArray, Episode, FloatArray
+from trajectory_transformer.data.episode import DoubleArray, Episode, FloatArray
 from trajectory_transformer.randomness import stream_seed
 
 Actions = Literal["policy", "recorded"]
@@ -32,20 +32,6 @@ Actions = Literal["policy", "recorded"]
 FLOOR = 1e-4
 """Default of the smallest probability of a bin: a tenth of the mass of one of 1,000 samples."""
 _ONE_STEP_ROWS = 4096  # held-out transitions that measure one-step likelihoods, at most
-
-
-def split_episodes(dataset: Dataset, held_out: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Episodes to train on and held-out ones, by a seed; the order within each part is kept."""
-    require(0.0 < held_out < 1.0, "the share of held-out episodes must lie in (0, 1)", held_out)
-    require(len(dataset) >= 2, "a split needs at least 2 episodes", len(dataset))
-    count = min(max(round(held_out * len(dataset)), 1), len(dataset) - 1)
-    order = np.random.default_rng(stream_seed(seed)).permutation(len(dataset))
-    chosen = set(order[:count].tolist())
-    parts: list[list[Episode]] = [[], []]
-    for index, episode in enumerate(dataset):
-        parts[index in chosen].append(episode)
-    kept, left = parts
-    return replace(dataset, episodes=tuple(kept)), replace(dataset, episodes=tuple(left))
 
 
 @dataclass(frozen=True)

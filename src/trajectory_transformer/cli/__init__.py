@@ -106,8 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _stopped_at_once(name):
             from trajectory_transformer.cli.parser import parse
 
-            command = COMMANDS[name]
-        parse(name, command, words[len(name.split()) :]).execute()
+            command = parse(name, COMMANDS[name], words[len(name.split()) :])
+            if name != "completion":
+                import_module("torch")  # what the command needs first: it takes seconds
+        command.execute()
     except (ValueError, OSError, ImportError) as error:
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         print(f"tt {name}: error: {text}", file=sys.stderr)

@@ -3,16 +3,16 @@
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
-
-from trajectory_transformer.baselines.runs import BaselineRun, BaselineRunSettings, resume_baseline, start_baseline
-from trajectory_transformer.baselines.train import Backend
 from trajectory_transformer.cli.console import claim, console, progress_bar
 from trajectory_transformer.cli.data import SOURCES, DataFlags
 from trajectory_transformer.cli.parser import changed_flags, command_line
-from trajectory_transformer.gpu.backends import find_device
+
+if TYPE_CHECKING:
+    import torch
+
+    from trajectory_transformer.baselines.runs import BaselineRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class TrainBaseline(DataFlags):
     """Other settings of the algorithm, for example '{expectile: 0.8}'."""
     device: str = "auto"
     """auto, cpu or cuda."""
-    backend: Backend = "auto"
+    backend: Literal["auto", "eager", "captured", "compiled"] = "auto"
     """eager: operation by operation. captured: a CUDA graph. compiled: torch.compile and a CUDA graph. auto: the
     fastest one that the device allows."""
     checkpoint_every: int = 10_000
@@ -54,6 +54,8 @@ class TrainBaseline(DataFlags):
 
     def execute(self) -> Path:
         """Train to the end; returns the run folder."""
+        from trajectory_transformer.gpu.backends import find_device
+
         if self.resume is None:
             claim(self.out, overwrite=self.overwrite)
         run = self._prepare(find_device(self.device))
@@ -69,8 +71,10 @@ class TrainBaseline(DataFlags):
         console.print(f"wrote {run.folder}")
         return run.folder
 
-    def _prepare(self, device: torch.device) -> BaselineRun:
+    def _prepare(self, device: "torch.device") -> "BaselineRun":
         """A run at its current step, with its folder in place."""
+        from trajectory_transformer.baselines.runs import BaselineRunSettings, resume_baseline, start_baseline
+
         if self.resume is not None:
             given = changed_flags(self, leave_out=("dataset", "resume", "device"))
             if given:
@@ -97,7 +101,7 @@ def _number(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _advance(run: BaselineRun) -> None:
+def _advance(run: "BaselineRun") -> None:
     """Train to the end or to Ctrl-C, with a progress bar."""
     trainer, started = run.trainer, time.perf_counter()
     with progress_bar("losses", "speed") as bar:

@@ -4,24 +4,23 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trajectory_transformer.actors import parse_actor
 from trajectory_transformer.cli.console import console, metrics_table, progress_bar
 from trajectory_transformer.cli.data import claim_dataset
 from trajectory_transformer.cli.parser import command_line
-from trajectory_transformer.collect import CollectedEpisode, WorkerPool, collected_dataset, play_parts, split_by_share
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.scores import references_of
 from trajectory_transformer.data.sources import is_minari_id, save_dataset
 from trajectory_transformer.data.sources.minari import save_minari
 from trajectory_transformer.envs import FOUR_ROOMS_ID
-from trajectory_transformer.evaluate import episode_metrics
-from trajectory_transformer.recipes import Recipe, read_recipe
 from trajectory_transformer.results import write_result
+
+if TYPE_CHECKING:
+    from trajectory_transformer.collect import CollectedEpisode, WorkerPool
+    from trajectory_transformer.recipes import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +67,9 @@ class Collect:
 
     def execute(self) -> Dataset:
         """Collect and write."""
+        from trajectory_transformer.collect import WorkerPool, collected_dataset
+        from trajectory_transformer.evaluate import episode_metrics
+
         require(self.episodes >= 1, "--episodes must be at least 1", self.episodes)
         require(self.steps is None or self.steps >= 1, "--steps must be at least 1", self.steps)
         require(self.workers is None or self.workers >= 1, "--workers must be at least 1", self.workers)
@@ -107,8 +109,11 @@ class Collect:
             self._write_result(plan, out, seconds, metrics)
         return dataset
 
-    def _plan(self) -> Recipe:
+    def _plan(self) -> "Recipe":
         """What to play: the recipe's parts, or those of the flags."""
+        from trajectory_transformer.collect import split_by_share
+        from trajectory_transformer.recipes import Recipe, read_recipe
+
         if self.recipe is not None:
             return read_recipe(self.recipe, self.policies)
         words = [self.policy] if isinstance(self.policy, str) else self.policy
@@ -120,7 +125,9 @@ class Collect:
         parts = split_by_share(actors, steps=self.steps, episodes=None if self.steps is not None else self.episodes)
         return Recipe("collected", self.env, tuple(parts))
 
-    def _play(self, plan: Recipe, pool: WorkerPool) -> list[CollectedEpisode]:
+    def _play(self, plan: "Recipe", pool: "WorkerPool") -> "list[CollectedEpisode]":
+        from trajectory_transformer.collect import play_parts
+
         by_steps = plan.parts[0].steps is not None
         total = sum(part.steps or part.episodes or 0 for part in plan.parts)
         episodes = play_parts(
@@ -139,7 +146,9 @@ class Collect:
                 bar.advance(task, len(each.episode) if by_steps else 1)
         return collected
 
-    def _write_result(self, plan: Recipe, out: str, seconds: float, metrics: dict[str, float]) -> None:
+    def _write_result(self, plan: "Recipe", out: str, seconds: float, metrics: dict[str, float]) -> None:
+        import torch
+
         assert self.result is not None
         write_result(
             self.result,

@@ -11,6 +11,8 @@ from trajectory_transformer.cli import COMMANDS
 _SCRIPT = """# Completion of tt for bash. Load it with: source <(tt completion bash)
 _tt() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} name=${{COMP_WORDS[1]}} words=
+    # Bash takes --flag=value apart at the equals sign.
+    if [[ $before == = ]]; then before=${{COMP_WORDS[COMP_CWORD-2]}}; elif [[ $word == = ]]; then word=; fi
     case "$name" in {groups}) name="$name ${{COMP_WORDS[2]}}" ;; esac
     if [[ $COMP_CWORD == 1 ]]; then
         words="{commands}"

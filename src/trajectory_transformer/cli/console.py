@@ -2,16 +2,29 @@
 
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from trajectory_transformer.results import two_digits
 
 console = Console(highlight=False, soft_wrap=True)
+LINE_SECONDS = 10.0  # between two lines of progress in a file
 
 
 def claim(*paths: Path | None, overwrite: bool = False) -> None:
@@ -42,8 +55,53 @@ def _check_writable(path: Path) -> None:
         raise ValueError(f"{path} cannot be written: {folder}: {error.strerror}") from error
 
 
+class ProgressLines(Progress):
+    """Progress for output that is not a terminal: a line now and then, and one at the end."""
+
+    def start(self) -> None:
+        """Draw nothing; remember when the first line is due."""
+        self._due = time.monotonic() + LINE_SECONDS
+
+    def stop(self) -> None:
+        """Print the end of all tasks."""
+        for task in self.tasks:
+            if not self.disable and task.completed:
+                self._print(task)
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """Change a task, and print it if a line is due."""
+        super().update(task_id, **changes)
+        self._print_if_due(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        """Advance a task, and print it if a line is due."""
+        super().advance(task_id, advance)
+        self._print_if_due(task_id)
+
+    def refresh(self) -> None:
+        """Draw nothing."""
+
+    def _print_if_due(self, task_id: TaskID) -> None:
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + LINE_SECONDS
+            self._print(self._tasks[task_id])
+
+    def _print(self, task: Task) -> None:
+        shown = [str(value) for value in task.fields.values() if value]
+        elapsed = timedelta(seconds=int(task.elapsed or 0))
+        parts = [f"{task.description} {task.completed:g}/{task.total or 0:g}", *shown, str(elapsed)]
+        if not task.finished and task.time_remaining is not None:
+            parts.append(f"{timedelta(seconds=int(task.time_remaining))} left")
+        console.print(", ".join(parts), markup=False)
+
+
 def progress_bar(*fields: str) -> Progress:
-    """A progress bar with count, elapsed and remaining time; `fields` are shown as they are updated."""
+    """A progress bar with count, elapsed and remaining time; `fields` are shown as they are updated.
+
+    Where the output goes to a file, it is lines instead of a bar.
+    """
+    if not (console.is_terminal or console.is_jupyter):
+        return ProgressLines(console=console)
     columns = [TextColumn(f"{{task.fields[{field}]}}") for field in fields]
     return Progress(
         TextColumn("{task.description}"),

@@ -3,14 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from rich.box import SIMPLE
 from rich.table import Table
 
-from trajectory_transformer.analysis.masking import masked_dataset
-from trajectory_transformer.analysis.study import split_episodes
 from trajectory_transformer.cli.console import claim, console
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data import sources
@@ -19,14 +17,9 @@ from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.data.sources import Columns, is_minari_id, save_dataset
 from trajectory_transformer.data.sources.columns import ColumnNames, Missing, read_columns
 from trajectory_transformer.data.sources.minari import delete_minari, is_local
-from trajectory_transformer.report.dataset import (
-    DimensionSummary,
-    dataset_figure,
-    discount_advice,
-    summarize_dimensions,
-)
-from trajectory_transformer.tokens.checks import dataset_warnings
-from trajectory_transformer.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from trajectory_transformer.report.dataset import DimensionSummary
 
 SOURCES = (
     "A file (.npz, .hdf5, .parquet, .csv), the folder of a LeRobot dataset, a Minari id, or a benchmark task such as "
@@ -84,6 +77,10 @@ class Show(DataFlags):
 
     def execute(self) -> None:
         """Print."""
+        from trajectory_transformer.report.dataset import dataset_figure, discount_advice, summarize_dimensions
+        from trajectory_transformer.tokens.checks import dataset_warnings
+        from trajectory_transformer.tokens.tokenizer import Tokenizer
+
         claim(self.plot, overwrite=self.overwrite)
         dataset = load_dataset(self.dataset, self.reading)
         lengths = np.array([len(episode) for episode in dataset])
@@ -136,7 +133,7 @@ def _returns(dataset: Dataset) -> str:
     return text
 
 
-def _table(rows: Iterable[DimensionSummary], tokens: TokenConfig) -> Table:
+def _table(rows: "Iterable[DimensionSummary]", tokens: TokenConfig) -> Table:
     """One row per dimension."""
     title = f"as {tokens.discretizer} tokens of {tokens.num_bins} bins"
     title += "; bins: number of bins used, top: share of the most common bin"
@@ -220,6 +217,9 @@ class Split(DataFlags):
 
     def execute(self) -> None:
         """Split and write."""
+        from trajectory_transformer.analysis.masking import masked_dataset
+        from trajectory_transformer.data.split import split_episodes
+
         claim(self.out, overwrite=self.overwrite)
         dataset = load_dataset(self.dataset, self.reading)
         train, held_out = split_episodes(dataset, self.held_out, self.seed)

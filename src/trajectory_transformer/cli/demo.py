@@ -12,11 +12,9 @@ from trajectory_transformer.cli.evaluate import Evaluate
 from trajectory_transformer.cli.train import Train
 from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig, TrainConfig, require
 from trajectory_transformer.envs import FOUR_ROOMS_ID, MULTI_ROOM_ID
-from trajectory_transformer.report.page import PAGE
-from trajectory_transformer.report.plots import loss_figure, routes_figure
-from trajectory_transformer.runs import METRICS
 
 TaskName = Literal["four-rooms", "minigrid"]
+ROUTES = 12  # panels of a figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +41,7 @@ TASKS: dict[TaskName, Task] = {
         tokens=TokenConfig(num_bins=50, discretizer="uniform", goal_dims=(0, 1), rewards=False),
         model=ModelConfig(window=3, num_layers=2, width=64, dropout=0.0),
         train=TrainConfig(steps=3000, batch_size=128, learning_rate=2e-3),
-        search=SearchConfig(beam_width=8, horizon=3, context=0),
+        search=SearchConfig(beam_width=8, horizon=3, context=2),
     ),
     # Every episode has its own map, so there is more to learn: minutes on a GPU, more than a day without one.
     "minigrid": Task(
@@ -88,6 +86,8 @@ class Demo:
 
     def execute(self) -> None:
         """Run the commands one after the other."""
+        from trajectory_transformer.report.page import PAGE
+
         started = time.perf_counter()
         task = TASKS[self.task]
         for name in ("demonstrations", "steps", "goals"):
@@ -118,6 +118,10 @@ class Demo:
 
     def _run(self, task: Task, dataset: Path, goals: int) -> None:
         """Collect, train, evaluate and write the report."""
+        from trajectory_transformer.report.plots import loss_figure, routes_figure
+        from trajectory_transformer.report.rooms import between_rooms, success_by_doors
+        from trajectory_transformer.runs import METRICS
+
         console.rule("1. collect noisy demonstrations of an agent that reaches random goals")
         demonstrations = Collect(
             out=str(dataset),
@@ -132,13 +136,19 @@ class Demo:
         Train(
             dataset=str(dataset),
             out=self.out,
+            preset="default",
             tokens=task.tokens,
             model=task.model,
             train=replace(task.train, steps=steps),
             seed=self.seed,
         ).execute()
-        routes_figure(demonstrations.episodes[:12]).savefig(self.out / "demonstrations.png", dpi=150)
+        rooms = task.env == FOUR_ROOMS_ID
+        shown = between_rooms(demonstrations.episodes, ROUTES) if rooms else demonstrations.episodes[:ROUTES]
+        routes_figure(shown).savefig(self.out / "demonstrations.png", dpi=150)
         loss_figure(self.out / METRICS).savefig(self.out / "loss.png", dpi=150)
         console.rule(f"3. plan for {goals} held-out starts and goals")
         routes = Evaluate(run=str(self.out), episodes=goals, num_envs=task.num_envs, search=task.search).execute()
-        routes_figure(routes[:12]).savefig(self.out / "routes.png", dpi=150)
+        if rooms:
+            console.print(success_by_doors(routes))
+        shown = between_rooms(routes, ROUTES) if rooms else routes[:ROUTES]
+        routes_figure(shown).savefig(self.out / "routes.png", dpi=150)

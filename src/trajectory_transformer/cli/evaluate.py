@@ -5,38 +5,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
-
-from trajectory_transformer.baselines.model import KIND as BASELINE
-from trajectory_transformer.baselines.model import Baseline
-from trajectory_transformer.baselines.presets import settings_dict
-from trajectory_transformer.checkpoint import checkpoint_kind
 from trajectory_transformer.cli.console import claim, console, metrics_table, progress_bar
 from trajectory_transformer.cli.parser import changed_flags, command_line
-from trajectory_transformer.config import PresetName, SearchConfig
+from trajectory_transformer.config import FIRST_SEED, PresetName, SearchConfig
 from trajectory_transformer.data.episode import Dataset, Episode, save_npz
 from trajectory_transformer.data.scores import references_of
-from trajectory_transformer.evaluate import (
-    FIRST_SEED,
-    Evaluation,
-    environment_of,
-    episode_metrics,
-    evaluate,
-    latency_metrics,
-)
-from trajectory_transformer.gpu.backends import find_device
-from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.planner import PlanKind, Planner, PlanTrace
-from trajectory_transformer.pretrained import find_model, is_shipped, read_search
-from trajectory_transformer.report.page import write_report
-from trajectory_transformer.report.traces import save_traces
-from trajectory_transformer.report.video import check_video, record_video
 from trajectory_transformer.results import write_result
-from trajectory_transformer.rollout import Policy
-from trajectory_transformer.runs import TRAINING
-from trajectory_transformer.search.beam import Objective
+
+if TYPE_CHECKING:
+    import torch
+
+    from trajectory_transformer.baselines.model import Baseline
+    from trajectory_transformer.evaluate import Evaluation
+    from trajectory_transformer.model.trajectory_model import TrajectoryModel
+    from trajectory_transformer.planner import Planner, PlanTrace
+    from trajectory_transformer.rollout import Policy
+    from trajectory_transformer.search.beam import Objective
 
 _PLANNING = ("--plan", "--q", "--discount", "--percentile", "--trace", "--preset")
 
@@ -60,7 +46,7 @@ class Evaluate:
     """Gymnasium id, or module:Id-v0 for one that a module registers, also in this folder; null: that of the dataset."""
     env_options: dict[str, Any] | None = None
     """Arguments of the environment's constructor; null: those of the dataset, in its own environment."""
-    plan: PlanKind | None = None
+    plan: Literal["return", "imitate", "goal"] | None = None
     """What to plan for; null: a goal if the model has one, else return if it has rewards, else imitation."""
     q: Path | None = None
     """Run folder of a baseline: plan for return by its Q function instead of the predicted return-to-go."""
@@ -95,6 +81,13 @@ class Evaluate:
 
     def execute(self) -> list[Episode]:
         """Play and write the result; the episodes go to a file beside it."""
+        from trajectory_transformer.baselines.model import KIND as BASELINE
+        from trajectory_transformer.baselines.model import Baseline
+        from trajectory_transformer.checkpoint import checkpoint_kind
+        from trajectory_transformer.gpu.backends import find_device
+        from trajectory_transformer.model.trajectory_model import TrajectoryModel
+        from trajectory_transformer.pretrained import find_model, is_shipped, read_search
+
         if self.run is None:
             raise ValueError("name the run folder to evaluate, for example: runs/train")
         folder = find_model(self.run)
@@ -111,6 +104,8 @@ class Evaluate:
 
     def _written(self) -> list[Path]:
         """The files that the command writes: result, episodes, traces and video."""
+        from trajectory_transformer.pretrained import is_shipped
+
         name = Path(str(self.run))
         default = Path(f"{name}-evaluation.json") if is_shipped(name) else name / "evaluation.json"
         out = self.out or default
@@ -118,12 +113,18 @@ class Evaluate:
 
     def _claim(self, env_id: str, options: dict[str, Any]) -> None:
         """Refuse outputs that cannot be written, before anything is played."""
+        from trajectory_transformer.report.video import check_video
+
         if self.video is not None:
             check_video(self.video, env_id, options)
         claim(*self._written(), overwrite=self.overwrite)
 
-    def _play_planner(self, model: TrajectoryModel) -> list[Episode]:
+    def _play_planner(self, model: "TrajectoryModel") -> list[Episode]:
         """Plan with a model."""
+        from trajectory_transformer.evaluate import environment_of
+        from trajectory_transformer.planner import Planner
+        from trajectory_transformer.report.traces import save_traces
+
         if self.training_seed is not None and self.q is None:
             raise ValueError(f"--training_seed is for baselines, and {self.run} is not one")
         objective = None if self.q is None else self._objective(model, self.q)
@@ -158,8 +159,12 @@ class Evaluate:
         self._update_page(model)
         return list(found.episodes)
 
-    def _objective(self, model: TrajectoryModel, run: Path) -> Objective:
+    def _objective(self, model: "TrajectoryModel", run: Path) -> "Objective":
         """Plan by the Q function of a baseline."""
+        from trajectory_transformer.baselines.model import KIND as BASELINE
+        from trajectory_transformer.baselines.model import Baseline
+        from trajectory_transformer.checkpoint import checkpoint_kind
+
         if self.plan not in (None, "return"):
             raise ValueError(f"--q is for planning for return, not for {self.plan}")
         if checkpoint_kind(str(run)) != BASELINE:
@@ -170,8 +175,11 @@ class Evaluate:
         except ValueError as error:
             raise ValueError(f"--q {run}: {error}") from error
 
-    def _play_baseline(self, baseline: Baseline) -> list[Episode]:
+    def _play_baseline(self, baseline: "Baseline") -> list[Episode]:
         """Play the policies of a baseline, one training seed after the other."""
+        from trajectory_transformer.baselines.presets import settings_dict
+        from trajectory_transformer.evaluate import Evaluation, environment_of, episode_metrics, latency_metrics
+
         given = [flag for flag in changed_flags(self) if flag.startswith(("--search.", *_PLANNING))]
         if given:
             raise ValueError(f"{self.run} is a baseline, which does not plan: leave out {given[0]}")
@@ -205,8 +213,10 @@ class Evaluate:
         return list(episodes)
 
     def _evaluate(
-        self, planner: Planner | Policy, env_id: str, options: dict[str, Any], count: Callable[[Episode], None]
-    ) -> Evaluation:
+        self, planner: "Planner | Policy", env_id: str, options: dict[str, Any], count: Callable[[Episode], None]
+    ) -> "Evaluation":
+        from trajectory_transformer.evaluate import evaluate
+
         return evaluate(
             planner,
             env_id,
@@ -219,15 +229,17 @@ class Evaluate:
 
     def _write(
         self,
-        found: Evaluation,
+        found: "Evaluation",
         *,
         what: str,
         policy: str,
-        device: torch.device,
+        device: "torch.device",
         settings: dict[str, object],
         by_seed: dict[str, dict[str, float]] | None = None,
     ) -> None:
         """Write the result and the episodes."""
+        from trajectory_transformer.pretrained import find_model
+
         out, played = self._written()[:2]
         options = dict(found.env_options)
         origin = {"env": found.env, **({"env_options": json.dumps(options)} if options else {})}
@@ -255,8 +267,10 @@ class Evaluate:
             },
         )
 
-    def _film(self, found: Evaluation, policy: Policy) -> None:
+    def _film(self, found: "Evaluation", policy: "Policy") -> None:
         """Record the longest episode."""
+        from trajectory_transformer.report.video import record_video
+
         if self.video is None:
             return
         lengths = [len(episode) for episode in found.episodes[: self.episodes]]
@@ -272,13 +286,15 @@ class Evaluate:
                 on_frame=lambda: bar.advance(task),
             )
 
-    def _show(self, found: Evaluation, what: str) -> None:
+    def _show(self, found: "Evaluation", what: str) -> None:
         title = f"{found.env}, {what}, {len(found.episodes)} episodes in {found.seconds:.0f} s"
         console.print(metrics_table(title, found.metrics))
         console.print(f"wrote {', '.join(map(str, self._written()))}")
 
-    def _update_page(self, model: TrajectoryModel | None) -> None:
+    def _update_page(self, model: "TrajectoryModel | None") -> None:
         """Write the page of the run again, if its folder got the result."""
+        from trajectory_transformer.report.page import write_report
+
         run = Path(str(self.run))
         if self._written()[0].resolve().parent == run.resolve():
             console.print(f"wrote {write_report(run, models=[model])}")
@@ -286,6 +302,8 @@ class Evaluate:
 
 def _training(run: Path, name: str = "training") -> dict[str, object]:
     """How the run was trained: command, device and time, if the run folder says so."""
+    from trajectory_transformer.runs import TRAINING
+
     path = run / TRAINING
     if not path.is_file():
         return {}

@@ -8,9 +8,6 @@ from trajectory_transformer.cli.console import claim, console
 from trajectory_transformer.cli.data import DataFlags, load_dataset
 from trajectory_transformer.config import PRESETS, require
 from trajectory_transformer.data.episode import Metadata
-from trajectory_transformer.model.authors import gpt_from_authors, read_state, sizes_of
-from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +34,10 @@ class Import(DataFlags):
 
     def execute(self) -> Path:
         """Convert and write; returns the run folder."""
+        from trajectory_transformer.model.authors import gpt_from_authors, read_state, sizes_of
+        from trajectory_transformer.model.trajectory_model import TrajectoryModel
+        from trajectory_transformer.tokens.tokenizer import Tokenizer
+
         if self.state is None:
             raise ValueError("name the file to import, for example: state_49.pt")
         if self.dataset is None:

@@ -43,6 +43,7 @@ RENAMED = {
     "train.precision": _BACKEND,
     "train.compile": _BACKEND,
     "train.graph": _BACKEND,
+    "tensorboard": "is now --log tensorboard",
     "search.temperature": "is now --search.action.temperature",
     "search.action_top_k": "is now --search.action.top_k",
     "search.action_nucleus": "is now --search.action.nucleus",
@@ -121,7 +122,18 @@ class CommandParser(ArgumentParser):
 
 
 def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Command:
-    """Read a command's flags into its dataclass; a value that it refuses is a ValueError."""
+    """Read a command's flags into its dataclass; a value that it refuses is a ValueError.
+
+    Where no preset is named, the command may choose one by its other settings, such as the device.
+    """
+    requested = _requested_preset(words)
+    parsed = _parse(command_name, command, words, requested)
+    chosen = None if requested else getattr(parsed, "usual_preset", None)
+    return parsed if chosen is None else _parse(command_name, command, words, chosen)
+
+
+def _parse(command_name: str, command: type[Command], words: Sequence[str], preset_name: str | None) -> Command:
+    """Read a command's flags; those that are not given have the values of a preset."""
     parser = CommandParser(prog=f"tt {command_name}", description=command.__doc__, formatter_class=HelpFormatter)
     parser.required, parser.examples = command.required, command.examples
     parser.allow_abbrev = False  # an abbreviated --preset would be missed below
@@ -137,7 +149,7 @@ def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Co
         if group.title == (command.__doc__ or "").rstrip("."):
             group.title = "flags"  # the description says the rest
     presets = {str(known): preset for known, preset in PRESETS.items()}
-    preset = presets.get(_requested_preset(words) or "")
+    preset = presets.get(preset_name or "")
     if preset is not None:
         chosen = asdict(preset)
         groups = {field.name for field in fields(command)} & set(_PRESET_GROUPS)
@@ -179,12 +191,18 @@ def command_line(name: str, command: Command, *, leave_out: Sequence[str] = (), 
 
 
 def changed_flags(command: Command, *, leave_out: Sequence[str] = (), **replaced: object) -> list[str]:
-    """Every flag of a command that is not at its default, each followed by its value."""
+    """Every flag of a command that is not at its default, each followed by its value.
+
+    If `replaced` names a preset, the defaults are those of the preset.
+    """
     words = []
+    preset = {str(known): each for known, each in PRESETS.items()}.get(str(replaced.get("preset")))
     for field in fields(command):
         if field.name in command.positional or field.name in leave_out:
             continue
         default = field.default_factory() if callable(field.default_factory) else field.default
+        if preset is not None and field.name in _PRESET_GROUPS:
+            default = getattr(preset, field.name)
         words += _changed(field.name, replaced.get(field.name, getattr(command, field.name)), default)
     return words
 
@@ -242,6 +260,7 @@ _PLAIN = (
     (r" - Expected an? <class 'NoneType'>", " or null"),
     (r" or null, got Namespace\(.*\)", ""),  # a group within a group, whose own rule comes before
     (r"Group '([\w.]+)' does not accept option '([\w.]+)'", r"unknown setting \1.\2"),
+    (r"^Option '([\w.]+)' is not accepted", r"unknown setting \1"),
     (r"--([\w.]+): Problem with given class_path.*?Option '(\w+)' is not accepted.*", r"unknown setting \1.\2"),
     (
         r"--([\w.]+): Problem with given class_path.*? --(\w+): .*?Errors: - (.*?)(?: or null)? Given value.*",

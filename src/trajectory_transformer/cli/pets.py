@@ -3,18 +3,18 @@
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from trajectory_transformer.analysis.masking import observation_masks
-from trajectory_transformer.analysis.predictors import BEHAVIOUR
 from trajectory_transformer.cli.console import claim, console
 from trajectory_transformer.cli.data import SOURCES, DataFlags, load_dataset
 from trajectory_transformer.cli.parser import command_line
-from trajectory_transformer.gpu.backends import find_device
-from trajectory_transformer.pets import EnsembleConfig, EnsembleMetrics, fit, fit_behaviour
+from trajectory_transformer.config import EnsembleConfig
 from trajectory_transformer.results import write_result
+
+if TYPE_CHECKING:
+    from trajectory_transformer.pets import EnsembleMetrics
 
 TRAINING = "training.json"
 
@@ -50,13 +50,18 @@ class FitPets(DataFlags):
 
     def execute(self) -> None:
         """Fit both and write their folder."""
+        from trajectory_transformer.analysis.masking import observation_masks
+        from trajectory_transformer.analysis.predictors import BEHAVIOUR
+        from trajectory_transformer.gpu.backends import find_device
+        from trajectory_transformer.pets import fit, fit_behaviour
+
         if not self.resume:
             claim(self.out, overwrite=self.overwrite)
         dataset = load_dataset(self.dataset, self.reading)
         masks = observation_masks(dataset.episodes, self.hidden, self.mask_seed) if self.hidden else None
         began, losses = time.perf_counter(), dict[str, list[float]](ensemble=[], behaviour=[])
 
-        def record(kind: str, metrics: EnsembleMetrics) -> None:
+        def record(kind: str, metrics: "EnsembleMetrics") -> None:
             value = float(np.mean(metrics.held_out)) if metrics.held_out else metrics.loss
             losses[kind].append(value)
             console.print(f"{kind}, pass {metrics.epoch}: held-out loss {value:.4f}")

@@ -9,10 +9,6 @@ import numpy as np
 from trajectory_transformer.cli.console import claim, console
 from trajectory_transformer.cli.data import DataFlags, load_dataset
 from trajectory_transformer.config import require
-from trajectory_transformer.gpu.backends import find_device
-from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.report.plots import prediction_figure
-from trajectory_transformer.search.predict import predict, recorded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +53,11 @@ class Predict(DataFlags):
 
     def execute(self) -> None:
         """Predict, print the error and write the picture."""
+        from trajectory_transformer.gpu.backends import find_device
+        from trajectory_transformer.model.trajectory_model import TrajectoryModel
+        from trajectory_transformer.report.plots import prediction_figure
+        from trajectory_transformer.search.predict import predict, recorded
+
         if self.run is None:
             raise ValueError("name the run folder to predict with, for example: runs/train")
         claim(self.out, overwrite=self.overwrite)

@@ -2,18 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from trajectory_transformer.baselines.model import KIND as BASELINE
-from trajectory_transformer.checkpoint import checkpoint_kind
 from trajectory_transformer.cli.console import console
 from trajectory_transformer.cli.data import load_dataset
-from trajectory_transformer.gpu.backends import find_device
-from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.report.locomotion import average, locomotion_figure, method_scores
-from trajectory_transformer.report.page import write_report
-from trajectory_transformer.report.run import CHECKPOINT, is_run, read_run
-from trajectory_transformer.report.tables import has_markers, results_table, write_tables
+
+if TYPE_CHECKING:
+    from trajectory_transformer.model.trajectory_model import TrajectoryModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +41,10 @@ class Report:
 
     def execute(self) -> None:
         """Print or write."""
+        from trajectory_transformer.report.locomotion import average, locomotion_figure, method_scores
+        from trajectory_transformer.report.run import is_run
+        from trajectory_transformer.report.tables import has_markers, results_table, write_tables
+
         folder = Path(self.results or "results")
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder of results")
@@ -73,6 +72,9 @@ class Report:
 
     def _write_page(self, folder: Path) -> None:
         """Write the page of one run or of two."""
+        from trajectory_transformer.report.page import write_report
+        from trajectory_transformer.report.run import read_run
+
         if self.into is not None:
             raise ValueError(f"--into is for tables of a folder of result files, and {folder} is a run")
         folders = [folder] if self.other is None else [folder, Path(self.other)]
@@ -89,8 +91,14 @@ class Report:
         )
         console.print(f"wrote {page}")
 
-    def _model(self, folder: Path) -> TrajectoryModel | None:
+    def _model(self, folder: Path) -> "TrajectoryModel | None":
         """The model of a run; None for baselines and runs without a checkpoint."""
+        from trajectory_transformer.baselines.model import KIND as BASELINE
+        from trajectory_transformer.checkpoint import checkpoint_kind
+        from trajectory_transformer.gpu.backends import find_device
+        from trajectory_transformer.model.trajectory_model import TrajectoryModel
+        from trajectory_transformer.report.run import CHECKPOINT
+
         if not (folder / CHECKPOINT).is_file() or checkpoint_kind(folder) == BASELINE:
             return None
         return TrajectoryModel.load(folder, find_device(self.device))

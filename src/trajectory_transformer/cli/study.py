@@ -3,18 +3,17 @@
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from trajectory_transformer.analysis.predictors import Predictor, load_predictor
-from trajectory_transformer.analysis.protocol import study_dataset
-from trajectory_transformer.analysis.study import FLOOR, Actions, StudyConfig
 from trajectory_transformer.cli.console import claim, console, metrics_table
 from trajectory_transformer.cli.data import DataFlags, load_dataset
 from trajectory_transformer.cli.parser import command_line
 from trajectory_transformer.config import require
-from trajectory_transformer.gpu.backends import find_device
-from trajectory_transformer.report.prediction import Panel, likelihood_figure
 from trajectory_transformer.results import write_result
+
+if TYPE_CHECKING:
+    from trajectory_transformer.analysis.predictors import Predictor
+    from trajectory_transformer.analysis.study import Actions
 
 TITLES = {"policy": "predicted actions", "recorded": "recorded actions"}
 
@@ -50,7 +49,7 @@ class CompareStudy(DataFlags):
     """policy: predictors also predict the actions. recorded: they take the recorded ones."""
     hidden: float = 0.0
     """Probability with which each entry of every state is hidden, as in the training of the predictors."""
-    floor: float = FLOOR
+    floor: float = 1e-4
     """Smallest probability of a bin; zero mass counts as this much."""
     temperature: float = 1.0
     """Sampling temperature of Trajectory Transformers."""
@@ -65,6 +64,12 @@ class CompareStudy(DataFlags):
 
     def execute(self) -> None:
         """Run the study, print the numbers, write the result and the figure."""
+        from trajectory_transformer.analysis.predictors import load_predictor
+        from trajectory_transformer.analysis.protocol import study_dataset
+        from trajectory_transformer.analysis.study import StudyConfig
+        from trajectory_transformer.gpu.backends import find_device
+        from trajectory_transformer.report.prediction import Panel, likelihood_figure
+
         require(bool(self.predictors), "name predictors with --predictors, for example '{tt: runs/tt}'", "none")
         require(self.seed >= 0, "--seed must not be negative", self.seed)
         picture = self.out.with_suffix(".png")

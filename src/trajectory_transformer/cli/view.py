@@ -8,7 +8,6 @@ from typing import ClassVar
 from trajectory_transformer.cli.console import console
 from trajectory_transformer.cli.parser import changed_flags
 from trajectory_transformer.config import PresetName, SearchConfig, require
-from trajectory_transformer.gpu.backends import find_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +39,8 @@ class View:
 
     def execute(self) -> None:
         """Serve until Ctrl-C."""
+        from trajectory_transformer.gpu.backends import find_device
+
         if self.run is None:
             raise ValueError("name the run folder to look at, for example: runs/train")
         require(0 <= self.port <= 65535, "--port must lie in [0, 65535]", self.port)

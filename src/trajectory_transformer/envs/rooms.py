@@ -63,6 +63,11 @@ def is_free(x: float, y: float) -> bool:
     return not any(left < x < right and bottom < y < top for left, right, bottom, top in _BOXES)
 
 
+def doors_between(start: ArrayLike, goal: ArrayLike) -> int:
+    """Doors on the shortest way between two points [2]: none in one room, two between opposite rooms."""
+    return sum((here < 0.5) != (there < 0.5) for here, there in zip(np.asarray(start), np.asarray(goal), strict=True))
+
+
 def read_pair(name: str, values: ArrayLike) -> Point:
     """Read two finite numbers from values [2]."""
     array = np.asarray(values)

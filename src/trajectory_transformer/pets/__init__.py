@@ -8,8 +8,9 @@ Differences from the authors' code: the targets are normalised like the inputs, 
 one network each, and a network keeps the weights with its smallest held-out loss (as in MBPO, Janner et al., 2019).
 """
 
+from trajectory_transformer.config import EnsembleConfig
 from trajectory_transformer.pets.behaviour import Behaviour, fit_behaviour
-from trajectory_transformer.pets.ensemble import Ensemble, EnsembleConfig, EnsemblePrediction
+from trajectory_transformer.pets.ensemble import Ensemble, EnsemblePrediction
 from trajectory_transformer.pets.fit import EnsembleMetrics, fit
 from trajectory_transformer.pets.networks import GaussianNetworks
 

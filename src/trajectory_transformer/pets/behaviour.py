@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from trajectory_transformer.checkpoint import load_checkpoint, save_checkpoint
-from trajectory_transformer.config import require
+from trajectory_transformer.config import EnsembleConfig, require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.gpu.backends import find_device
-from trajectory_transformer.pets.ensemble import EnsembleConfig, Scales, build_networks, network_inputs
+from trajectory_transformer.pets.ensemble import Scales, build_networks, network_inputs
 from trajectory_transformer.pets.fit import EnsembleMetrics, Masks, Transitions, column_moments, fit_networks
 from trajectory_transformer.pets.networks import GaussianNetworks
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trajectory_transformer.checkpoint import load_checkpoint, save_checkpoint
-from trajectory_transformer.config import require
+from trajectory_transformer.config import EnsembleConfig, require
 from trajectory_transformer.data.episode import FloatArray
 from trajectory_transformer.pets.networks import GaussianNetworks
 from trajectory_transformer.randomness import stream_seed
@@ -24,47 +24,6 @@ Propagation = Literal["ts1", "ts-infinity"]
 Scales = dict[str, Tensor]
 """Mean and deviation of inputs (state, action) and targets (change of the state, reward), by the names below."""
 _SCALES = ("input_mean", "input_std", "target_mean", "target_std")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnsembleConfig:
-    """The ensemble and its training. Sizes, rate and weight decay are those of Chua et al. for halfcheetah."""
-
-    num_networks: int = 7
-    """Networks that are trained, each on its own bootstrap sample of the data."""
-    num_elites: int = 5
-    """Networks that predict: those with the smallest held-out loss."""
-    num_layers: int = 4
-    """Hidden layers."""
-    width: int = 200
-    """Units of each hidden layer."""
-    rewards: bool = False
-    """Whether the networks predict rewards as well."""
-    learning_rate: float = 1e-3
-    """Learning rate of Adam."""
-    weight_decay: float = 1e-4
-    """L2 penalty of the output layer; that of the hidden layers is 0.25, 0.5, 0.75, 0.75, ... times as large."""
-    batch_size: int = 256
-    """Transitions per network and step."""
-    epochs: int = 100
-    """Passes over the data, at most."""
-    patience: int = 5
-    """Training ends after this many passes in which the held-out loss of no network improved."""
-    held_out: float = 0.1
-    """Share of the transitions that is not trained on. With 0 training runs to its end and keeps the last weights."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be built or trained."""
-        for name in ("num_networks", "num_elites", "num_layers", "width", "batch_size", "epochs", "patience"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
-        require(
-            self.num_elites <= self.num_networks,
-            f"num_elites must be at most the {self.num_networks} networks",
-            self.num_elites,
-        )
-        require(self.learning_rate > 0, "learning_rate must be above 0", self.learning_rate)
-        require(self.weight_decay >= 0, "weight_decay must not be negative", self.weight_decay)
-        require(0 <= self.held_out < 1, "held_out must lie in [0, 1)", self.held_out)
 
 
 @dataclass(frozen=True)

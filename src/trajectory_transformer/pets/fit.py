@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from trajectory_transformer.checkpoint import read_tensors, write_tensors
-from trajectory_transformer.config import require
+from trajectory_transformer.config import EnsembleConfig, require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.gpu.training.captured import CapturedCalls
 from trajectory_transformer.pets.ensemble import (
     Ensemble,
-    EnsembleConfig,
     Scales,
     build_networks,
     known_state,

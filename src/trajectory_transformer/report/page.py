@@ -4,7 +4,7 @@ import base64
 import html
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from trajectory_transformer.envs import FOUR_ROOMS_ID, FOUR_ROOMS_RACE_ID
 from trajectory_transformer.files import write_atomically
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.report.plots import prediction_figure, routes_figure
+from trajectory_transformer.report.rooms import between_rooms, success_by_doors
 from trajectory_transformer.report.run import RunRecord, interval, media_type, read_run
 from trajectory_transformer.report.run_figures import calibration_figure, losses_figure, returns_figure
 from trajectory_transformer.search.predict import predict
@@ -155,16 +156,18 @@ def _metrics(metrics: Mapping[str, float]) -> str:
 
 
 def _losses(runs: Sequence[RunRecord], forecasts: Sequence[Forecasts | None]) -> str:
-    """Curves by kind of token, and a table of the last training and held-out losses."""
+    """Curves by kind of token, a table of the last training and held-out losses, and evaluations during training."""
     if not any(run.losses for run in runs):
         return "<h2>Losses</h2><p class='quiet'>No training metrics in the run folder.</p>"
     others = [{} if each is None else each.losses for each in forecasts]
     caption = "Cross-entropy of the tokens of training batches, by kind of token"
+    if any(run.best for run in runs):
+        caption += "; dots: on the episodes held out from training, with a ring at the checkpoint in the run folder"
     caption += f"; crosses: on {next(each.episodes for each in forecasts if each)}." if any(others) else "."
     columns = [
         (f"{run.name}, {what}" if len(runs) > 1 else what, values)
         for run, other in zip(runs, others, strict=True)
-        for what, values in (("training", run.losses[-1].losses if run.losses else {}), ("held out", other))
+        for what, values in (*_last_losses(run), ("held out", other))
         if values
     ]
     kinds = list(dict.fromkeys(kind for _, values in columns for kind in values))
@@ -175,7 +178,35 @@ def _losses(runs: Sequence[RunRecord], forecasts: Sequence[Forecasts | None]) ->
         cells = "".join(f"<td class='number'>{number}</td>" for number in numbers)
         rows.append(f"<tr><td>{html.escape(kind)}</td>{cells}</tr>")
     table = f"<div class='scroll'><table>{''.join(rows)}</table></div>"
-    return f"<h2>Losses</h2>{_figure(losses_figure(runs, others), caption)}{table}"
+    played = _side_by_side(runs, [_played_in_training(run) for run in runs], "Evaluations during training")
+    return f"<h2>Losses</h2>{_figure(losses_figure(runs, others), caption)}{table}{played}"
+
+
+def _last_losses(run: RunRecord) -> Iterator[tuple[str, Mapping[str, float]]]:
+    """The last training losses, and the validation losses of the best and of the last checkpoint."""
+    if run.losses:
+        yield "training", run.losses[-1].losses
+    if run.best is not None:
+        yield f"validation, best (step {run.best.step:,})", run.best.validation
+        last = next(record for record in reversed(run.losses) if record.validation)
+        yield f"validation, last (step {last.step:,})", last.validation
+
+
+def _played_in_training(run: RunRecord) -> str:
+    """Return and success of the episodes that were played while the model was trained."""
+    played = [record for record in run.losses if record.evaluation]
+    names = [
+        name for name in ("success_rate", "normalized_score", "return") if any(name in r.evaluation for r in played)
+    ]
+    if not played:
+        return ""
+    head = "".join(f"<th class='number'>{name}</th>" for name in ("step", *names))
+    rows = [f"<tr>{head}</tr>"]
+    for record in played:
+        numbers = [f"{record.step:,}", *(f"{record.evaluation.get(name, float('nan')):.4g}" for name in names)]
+        cells = "".join(f"<td class='number'>{number}</td>" for number in numbers)
+        rows.append(f"<tr>{cells}</tr>")
+    return f"<div class='scroll'><table>{''.join(rows)}</table></div>"
 
 
 def _routes(run: RunRecord) -> str:
@@ -183,7 +214,12 @@ def _routes(run: RunRecord) -> str:
     if run.played is None or not has_routes(run.played):
         return ""
     caption = "Routes of the planner, coloured from start (dark) to end (bright)."
-    return _figure(routes_figure(run.played.episodes[:_ROUTES]), caption)
+    episodes: Sequence[Episode] = run.played.episodes[:_ROUTES]
+    doors = ""
+    if run.played.metadata.get("env") == FOUR_ROOMS_ID:
+        episodes = between_rooms(run.played.episodes, _ROUTES)
+        doors = f"<p>{success_by_doors(run.played.episodes).capitalize()}.</p>"
+    return doors + _figure(routes_figure(episodes), caption)
 
 
 def has_routes(dataset: Dataset) -> bool:

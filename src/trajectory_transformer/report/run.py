@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ class LossRecord:
 
     step: int
     losses: dict[str, float]  # by kind of token, or by name for baselines
+    validation: dict[str, float] = field(default_factory=dict)  # on held-out episodes; empty between validations
+    validation_loss: float = inf
+    evaluation: dict[str, float] = field(default_factory=dict)  # of played episodes; empty between evaluations
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,12 @@ class RunRecord:
     def name(self) -> str:
         """Name of the folder."""
         return self.folder.resolve().name
+
+    @property
+    def best(self) -> LossRecord | None:
+        """The report with the smallest validation loss; None without held-out episodes."""
+        found = min(self.losses, key=lambda record: record.validation_loss, default=None)
+        return found if found is not None and found.validation else None
 
     @property
     def env(self) -> str | None:
@@ -123,8 +132,14 @@ def _read_losses(path: Path) -> tuple[list[LossRecord], int | None]:
             stored = json.loads(line)
             # A baseline has one number per training seed.
             losses = {str(kind): float(np.mean(value)) for kind, value in stored["losses"].items()}
-            record = LossRecord(int(stored["step"]), losses)
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+            record = LossRecord(
+                int(stored["step"]),
+                losses,
+                {str(kind): float(value) for kind, value in stored.get("validation_losses", {}).items()},
+                float(stored.get("validation_loss", inf)),
+                {str(name): float(value) for name, value in stored.get("evaluation", {}).items()},
+            )
+        except (json.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
             continue
         total = stored.get("total_steps")
         if all(isfinite(loss) for loss in losses.values()):

@@ -13,7 +13,11 @@ _LINES = ("-", "--")
 
 
 def losses_figure(runs: Sequence[RunRecord], held_out: Sequence[Mapping[str, float]] = ()) -> Figure:
-    """Training loss by kind of token; runs differ by line style. `held_out` are losses on other data, as crosses."""
+    """Training loss by kind of token; runs differ by line style.
+
+    Dots are validation losses, a ring is around those of the best checkpoint. `held_out` are losses on other data, as
+    crosses.
+    """
     figure = Figure(figsize=(7.5, 3.4), layout="constrained")
     panel = figure.subplots()
     kinds = list(dict.fromkeys(kind for run in runs for record in run.losses for kind in record.losses))
@@ -24,6 +28,12 @@ def losses_figure(runs: Sequence[RunRecord], held_out: Sequence[Mapping[str, flo
                 continue
             label = kind if len(runs) == 1 else f"{plain(run.name)}: {kind}"
             panel.plot(*zip(*points, strict=True), line, color=color, label=label, linewidth=1.4)
+            dots = [(record.step, record.validation[kind]) for record in run.losses if kind in record.validation]
+            if dots:
+                panel.plot(*zip(*dots, strict=True), ".", color=color, markersize=4)
+            if run.best is not None and kind in run.best.validation:
+                place = run.best.step, run.best.validation[kind]
+                panel.plot(*place, "o", color=color, markersize=8, fillstyle="none")
             if number < len(held_out) and kind in held_out[number]:
                 panel.plot(points[-1][0], held_out[number][kind], "x", color=color, markersize=8, clip_on=False)
     panel.set(xlabel="training step", ylabel="cross-entropy (nats)")

@@ -6,9 +6,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 
@@ -17,12 +17,14 @@ import torch
 from trajectory_transformer.config import PRESETS, ModelConfig, PresetName, TokenConfig, TrainConfig, require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.sources import load_dataset
+from trajectory_transformer.data.split import held_out_episodes, split_episodes
 from trajectory_transformer.files import replacing
 from trajectory_transformer.gpu.backends import find_device, make_batch_maker, make_engine
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.results import write_result
+from trajectory_transformer.runs.initial import check_same_dimensions, settings_of_init
 from trajectory_transformer.runs.memory import check_memory
-from trajectory_transformer.runs.metrics import JsonLines, MetricsWriter
+from trajectory_transformer.runs.metrics import JsonLines, LogName, MetricsWriter, open_log, require_log
 from trajectory_transformer.runs.settings import RUN, RunSettings
 from trajectory_transformer.runs.sources import data_to_resume, identity, open_or_build_shards
 from trajectory_transformer.tokens.checks import dataset_warnings
@@ -31,76 +33,120 @@ from trajectory_transformer.tokens.windows import tokenize
 from trajectory_transformer.training.parallel import World
 from trajectory_transformer.training.train import Metrics, Trainer
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RESUME, METRICS, TRAINING = "resume.safetensors", "metrics.jsonl", "training.json"
+LAST = "last"  # folder of the last step's checkpoint, where the run folder holds the best one
+
+SMALL = (
+    "training on a CPU with the preset small (2 layers of width 64, 3,000 steps: minutes); the full model, better on a "
+    "GPU: preset default"
+)
+
+Play = Callable[[TrajectoryModel], Mapping[str, float]]
+"""Plays episodes with a model and returns metrics by name."""
 
 
 def train(
     dataset: Dataset | str | Path | None = None,
     *,
-    preset: PresetName = "default",
+    preset: PresetName | None = None,
     tokens: TokenConfig | None = None,
     model: ModelConfig | None = None,
     train: TrainConfig | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
+    init: str | Path | None = None,
     shards: str | Path | None = None,
     device: str = "auto",
     checkpoint_every: int = 500,
+    log: LogName | None = None,
     on_metrics: Callable[[Metrics], None] | None = None,
+    evaluate: Play | None = None,
+    evaluate_every: int | None = None,
 ) -> TrajectoryModel:
-    """Train a model on a dataset and return it.
+    """Train a model on a dataset and return it: with held-out episodes the best one, else that of the last step.
 
     Args:
         dataset: episodes, or the name of a dataset that `load_dataset` reads.
-        preset: defaults for the settings that are not given.
+        preset: defaults for the settings that are not given; None: default on a GPU, small on a CPU.
         tokens: how episodes become tokens.
         model: sizes of the model.
         train: steps, batch size, learning rate.
         seed: seed of the initial weights, the batches and dropout.
         out: run folder to write: checkpoint, metrics and what is needed to resume. None keeps nothing.
-        resume: continue the run in `out` if it exists, with the settings it was started with. Others are refused.
+        resume: continue the run in `out` if it exists, with the settings it was started with. Others are refused,
+            except more steps or epochs in `train`: they extend the run.
+        init: run folder whose weights and tokenizer to start from; `tokens` and `model` are those of that run.
         shards: folder of token files to train from, for data larger than memory; made if it does not exist.
         device: auto, cpu or cuda.
         checkpoint_every: steps between checkpoints.
+        log: also write the metrics for TensorBoard or Weights & Biases; needs `out` and the extra of that name.
         on_metrics: called with the metrics of the run as they come.
+        evaluate: plays episodes with the model as it is and returns metrics, for example
+            `lambda model: evaluate(Planner(model), episodes=10).metrics`; they are a part of the metrics of the run.
+        evaluate_every: steps between two calls of `evaluate`, rounded up to the next report.
 
     Ctrl-C ends with a checkpoint in `out` and raises KeyboardInterrupt.
     """
-    require(preset in PRESETS, f"preset must be one of {', '.join(PRESETS)}", repr(preset))
+    require(preset is None or preset in PRESETS, f"preset must be one of {', '.join(PRESETS)}", repr(preset))
     require(not resume or out is not None, "resume needs the run folder to resume, out", out)
-    chosen = PRESETS[preset]
+    require(log is None or out is not None, "log needs a run folder, out", log)
+    if log is not None:
+        require_log(log)
+    require(
+        (evaluate is None) == (evaluate_every is None),
+        "evaluate and evaluate_every belong together",
+        f"evaluate_every {evaluate_every}",
+    )
+    chosen = PRESETS[preset or preset_for(device)]
     folder = None if out is None else Path(out)
     if resume and folder is not None and (folder / RUN).is_file():
-        run = resume_run(folder, dataset, device=find_device(device))
+        stored = RunSettings.read(folder)
+        longer = None if train is None else replace(stored.train, steps=train.steps, epochs=train.epochs)
+        if longer == stored.train or longer != train:
+            longer = None
         # A seed of 0 is the default, so it cannot be told from one that was left out.
         for name, given in (("tokens", tokens), ("model", model), ("train", train), ("seed", seed or None)):
-            if given is not None and given != getattr(run.settings, name):
+            if given is not None and given not in (getattr(stored, name), longer):
                 raise ValueError(
-                    f"{folder} was started with other settings (expected {getattr(run.settings, name)}, got {given}); "
+                    f"{folder} was started with other settings (expected {getattr(stored, name)}, got {given}); "
                     f"leave out {name} to resume with its own"
                 )
+        run = resume_run(folder, dataset, device=find_device(device), train=longer)
     else:
+        if preset is None and preset_for(device) == "small" and (train is None or (model is None and init is None)):
+            logger.warning("%s", SMALL)
+        if init is not None:
+            tokens, model = settings_of_init(init, tokens, model)
         settings = RunSettings(
             dataset=None if isinstance(dataset, Dataset | None) else str(dataset),
             shards=None if shards is None else str(shards),
             tokens=tokens or chosen.tokens,
             model=model or chosen.model,
             train=train or chosen.train,
+            init=None if init is None else str(init),
             seed=seed,
             checkpoint_every=checkpoint_every,
             command="python " + shlex.join(sys.argv),
         )
         episodes = dataset if isinstance(dataset, Dataset) else None
         run = start_run(settings, folder, find_device(device), dataset=episodes)
+    run.play, run.evaluate_every = evaluate, evaluate_every
+    if log is not None:
+        run.add_log(log)
     for metrics in run.advance():
         if metrics is not None and on_metrics is not None:
             on_metrics(metrics)
     if not run.finished:
         raise KeyboardInterrupt
-    return run.trainer.model
+    return run.model
+
+
+def preset_for(device: str) -> PresetName:
+    """The preset that suits a device: on a CPU the default one takes hours."""
+    return "small" if find_device(device).type == "cpu" else "default"
 
 
 class Run:
@@ -114,13 +160,24 @@ class Run:
         self.writers: list[MetricsWriter] = []
         if folder is not None and trainer.world.leads:
             self.writers.append(JsonLines(folder / METRICS, trainer.step))
-        self.best: Metrics | None = None  # of this process, by loss
+        self.play: Play | None = None
+        self.evaluate_every: int | None = None
+        self.best: Metrics | None = None  # of this process, by training loss
         self.last: Metrics | None = None
 
     @property
     def finished(self) -> bool:
-        """Whether the last step was taken."""
-        return self.trainer.step == self.trainer.total_steps
+        """Whether the last step was taken, or training stopped early."""
+        return self.trainer.finished
+
+    @property
+    def model(self) -> TrajectoryModel:
+        """The model to use: with held-out episodes the one with the smallest validation loss, else the last one."""
+        best = None if self.trainer.validation is None else self.trainer.validation.best_model()
+        if best is None:
+            return self.trainer.model
+        best.gpt.to(self.trainer.model.device)
+        return best
 
     @property
     def has_diverged(self) -> bool:
@@ -132,9 +189,12 @@ class Run:
         trainer, world = self.trainer, self.trainer.world
         first, started = trainer.step, time.perf_counter()
         stopping = False
-        with noted_interrupts() as interrupts:
+        with noted_interrupts() as interrupts, ExitStack() as opened:
+            for writer in self.writers:
+                opened.callback(writer.close)
             for metrics in trainer.run():
                 if metrics is not None:
+                    metrics = self._evaluated(metrics)
                     self.last = metrics
                     self.best = metrics if self.best is None or metrics.loss < self.best.loss else self.best
                     for writer in self.writers:
@@ -151,11 +211,37 @@ class Run:
         if self.finished and self.last is not None:
             self._write_result(time.perf_counter() - started, trainer.step - first, self.last)
 
+    def add_log(self, name: LogName) -> None:
+        """Also write the metrics for TensorBoard or Weights & Biases."""
+        if self.folder is not None and self.trainer.world.leads:
+            self.writers.append(open_log(name, self.folder, self.trainer.step, asdict(self.settings)))
+
     def save(self) -> None:
         """Write the state to resume from, then the checkpoint to use."""
         if self.folder is not None and self.trainer.world.leads:
             self.trainer.save(self.folder / RESUME)
-            self.trainer.model.save(self.folder)
+            self.save_models()
+
+    def save_models(self) -> None:
+        """Write the checkpoint to use and, with held-out episodes, that of the last step beside it."""
+        if self.folder is None or not self.trainer.world.leads:
+            return
+        self.model.save(self.folder)
+        if self.trainer.validation is not None:
+            self.trainer.model.save(self.folder / LAST)
+
+    def _evaluated(self, metrics: Metrics) -> Metrics:
+        """The same metrics, with those of played episodes if they are due."""
+        every, trainer = self.evaluate_every, self.trainer
+        if self.play is None or every is None or not trainer.world.leads:
+            return metrics
+        before = (metrics.step - 1) // trainer.log_every * trainer.log_every  # step of the last report
+        if metrics.step // every == before // every and not self.finished:
+            return metrics
+        trainer.model.gpt.eval()
+        found = self.play(trainer.model)
+        trainer.model.gpt.train()
+        return replace(metrics, evaluation=dict(found))
 
     def _write_result(self, seconds: float, steps: int, last: Metrics) -> None:
         """Write time and losses as a result file; those of a resumed run are of its last part."""
@@ -172,9 +258,17 @@ class Run:
                 "steps": steps,
                 "loss": last.loss,
                 **{f"loss_{kind}": value for kind, value in last.losses.items()},
+                **self._validated(),
                 "tokens_per_second": last.tokens_per_second,
             },
         )
+
+    def _validated(self) -> dict[str, float]:
+        """The smallest validation loss and its step."""
+        validation = self.trainer.validation
+        if validation is None:
+            return {}
+        return {"validation_loss": validation.best_loss, "best_step": validation.best_step}
 
 
 def start_run(
@@ -194,7 +288,8 @@ def start_run(
     world = world or World()
     if folder is not None and folder.exists() and world.leads:
         raise ValueError(f"{folder} exists already; choose another folder, or remove it")
-    trainer = _make_trainer(settings, device, world, dataset, is_new=True)
+    initial = None if settings.init is None else TrajectoryModel.load(settings.init)
+    trainer = _make_trainer(settings, device, world, dataset, initial=initial, is_new=True)
     if folder is not None and world.leads:
         settings = _described(settings, trainer, dataset)
         with replacing(folder) as temporary:
@@ -210,15 +305,19 @@ def resume_run(
     *,
     device: torch.device,
     world: World | None = None,
+    train: TrainConfig | None = None,
 ) -> Run:
     """Resume the run in a folder with the settings it was started with.
 
-    `dataset` names the same data in another place. Data that is not the same is refused.
+    `dataset` names the same data in another place. Data that is not the same is refused. `train` with another number of
+    steps or epochs extends the run: the rest follows the schedule of a run of that length.
     """
     for name in (RUN, RESUME):
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name}: the file is missing; a run to resume has it")
-    settings = RunSettings.read(folder)
+    stored = settings = RunSettings.read(folder)
+    if train is not None:
+        settings = replace(settings, train=train)
     if settings.shards is None:
         given = data_to_resume(
             folder,
@@ -230,11 +329,25 @@ def resume_run(
         if not isinstance(given, Dataset):
             settings = replace(settings, dataset=given)
     episodes = dataset if isinstance(dataset, Dataset) else None
-    trainer = _make_trainer(settings, device, world or World(), episodes, source=settings.source)
+    # The bins of another run are not those of the data; they are in the checkpoint.
+    initial = None if settings.init is None else TrajectoryModel.load(folder)
+    trainer = _make_trainer(settings, device, world or World(), episodes, initial=initial, source=settings.source)
     trainer.load(folder / RESUME)
+    if train is not None:
+        require(
+            trainer.total_steps > trainer.step,
+            f"{folder} has taken {trainer.step} steps: to extend it, the number of steps must be larger",
+            trainer.total_steps,
+        )
+        length = f"--train.epochs {train.epochs:g}" if train.epochs is not None else f"--train.steps {train.steps}"
+        settings = replace(settings, command=f"{settings.command}, then tt train --resume {folder} {length}")
+        if trainer.validation is not None:
+            trainer.validation.since_best = 0  # a run that stopped early goes on
+        if trainer.world.leads:
+            replace(stored, train=train, command=settings.command).write(folder)
+            trainer.save(folder / RESUME)
     run = Run(settings, folder, trainer)
-    if trainer.world.leads:
-        trainer.model.save(folder)  # a kill may have come between the two files of the last save
+    run.save_models()  # a kill may have come between the files of the last save
     return run
 
 
@@ -243,24 +356,41 @@ def _make_trainer(
     device: torch.device,
     world: World,
     dataset: Dataset | None,
+    *,
+    initial: TrajectoryModel | None,
     source: str | None = None,
     is_new: bool = False,
 ) -> Trainer:
-    """Model, data and engine at step 0; a new run is checked for settings that do not suit the data or the machine."""
+    """Model, data and engine at step 0; a new run is checked for settings that do not suit the data or the machine.
+
+    A run that starts from another one has its `initial` model.
+    """
+    share, held_out = settings.train.validation, None
     if settings.shards is None:
         if dataset is None:
             if settings.dataset is None:
                 raise ValueError("name the dataset to train on, for example: data/collected.npz")
             dataset = load_dataset(settings.dataset, settings.columns)
-        model = TrajectoryModel.create(dataset, settings.tokens, settings.model, seed=settings.seed)
+        # The bins are fitted on what is trained on.
+        fitted = split_episodes(dataset, share, settings.seed)[0] if share else dataset
+        if initial is None:
+            model = TrajectoryModel.create(fitted, settings.tokens, settings.model, seed=settings.seed)
+        else:
+            check_same_dimensions(initial, dataset)
+            model = replace(initial, metadata=dict(dataset.metadata))
         for sentence in dataset_warnings(dataset, model.tokenizer) if is_new and world.leads else ():
-            log.warning("%s", sentence)
+            logger.warning("%s", sentence)
         data = tokenize(dataset, model.tokenizer).to(device)
     else:
+        require(initial is None, "a run that starts from another one (init) cannot use shards", settings.shards)
         given = dataset if dataset is not None else settings.dataset
         shards = open_or_build_shards(Path(settings.shards), given, settings.tokens, source, settings.columns)
         model = TrajectoryModel.build(shards.tokenizer, settings.model, shards.metadata, seed=settings.seed)
         data = shards.data  # stays memory-mapped on the host; batches are sent to the device
+    if share:
+        chosen = held_out_episodes(len(data.num_rows), share, settings.seed)
+        others = sorted(set(range(len(data.num_rows))) - set(chosen))
+        data, held_out = data.subset(others), data.subset(chosen)
     if is_new:
         longest, window = int(data.num_rows.max()), settings.model.window
         require(
@@ -278,12 +408,14 @@ def _make_trainer(
         engine=make_engine(model, settings.train, world),
         make_batch=make_batch_maker(model, data, settings.train),
         world=world,
+        held_out=held_out,
     )
 
 
 def _described(settings: RunSettings, trainer: Trainer, dataset: Dataset | None) -> RunSettings:
     """Settings for `run.json`: absolute paths, and what identifies the data."""
     name, source, shards = settings.dataset, None, None
+    init = None if settings.init is None else str(Path(settings.init).resolve())
     if name is not None:
         name = str(Path(name).resolve()) if Path(name).exists() else name
     if settings.shards is not None:
@@ -293,7 +425,8 @@ def _described(settings: RunSettings, trainer: Trainer, dataset: Dataset | None)
         source = identity(settings.dataset, settings.columns)
     elif dataset is not None:
         source = identity(dataset)
-    return replace(settings, dataset=name, shards=shards, source=source, tokens=trainer.model.tokenizer.config)
+    tokens = trainer.model.tokenizer.config
+    return replace(settings, dataset=name, shards=shards, source=source, init=init, tokens=tokens)
 
 
 @contextmanager

@@ -24,11 +24,14 @@ class RunSettings:
     columns: Columns | None = None  # how it is read
     shards: str | None = None
     source: str | None = None  # identifies the data
+    init: str | None = None  # run folder whose weights and tokenizer it started from
     tokens: TokenConfig = field(default_factory=TokenConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     seed: int = 0
     checkpoint_every: int = 500
+    evaluate_every: int | None = None  # steps between evaluations by `tt train`
+    evaluate_episodes: int = 10
     command: str = ""  # what started the run
 
     def write(self, folder: Path) -> None:

@@ -6,6 +6,7 @@ holds the stop token. These tokens are trained on if the task terminated, and ha
 truncated.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 
@@ -40,6 +41,16 @@ class TokenizedDataset:
     def end_window(self) -> Tensor:
         """Index of the window after each episode's last one [N]."""
         return (self.num_rows - 1).cumsum(0)
+
+    def subset(self, episodes: Sequence[int]) -> "TokenizedDataset":
+        """Some episodes of the dataset. The rows stay where they are: they are not copied."""
+        index = torch.tensor(episodes, device=self.num_rows.device)
+        each = {
+            field.name: getattr(self, field.name)[index]
+            for field in fields(self)
+            if field.name != "rows" and getattr(self, field.name) is not None
+        }
+        return TokenizedDataset(self.rows, **each)
 
     def to(self, device: torch.device) -> "TokenizedDataset":
         """The same dataset on another device."""

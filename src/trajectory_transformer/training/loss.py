@@ -24,6 +24,11 @@ def weighted_loss(model: TrajectoryModel, batch: Batch, action_weight: float) ->
     return (by_token * weights).mean(), by_token
 
 
+def token_kinds(layout: TokenLayout) -> tuple[str, ...]:
+    """Kinds of tokens that are predicted."""
+    return ("observation", "action", "reward", "value") if layout.rewards else ("observation", "action")
+
+
 def losses_by_kind(
     by_token: Tensor, batch: Batch, layout: TokenLayout, add_up: Callable[[Tensor], Tensor] = lambda totals: totals
 ) -> dict[str, float]:
@@ -31,18 +36,20 @@ def losses_by_kind(
 
     `add_up` sums the totals [2, kinds] over all processes, each of which has its share of the batch.
     """
+    sums, counts = add_up(totals_by_kind(by_token, batch, layout))
+    return dict(zip(token_kinds(layout), (sums / counts.clamp(min=1)).tolist(), strict=True))
+
+
+def totals_by_kind(by_token: Tensor, batch: Batch, layout: TokenLayout) -> Tensor:
+    """Sum of the cross-entropy of the real tokens of each kind, and their number: by_token [B, L'] -> [2, kinds]."""
     num_predicted = by_token.shape[1]
     total = batch.tokens.shape[1]
     slots = torch.tensor([layout.slot(position) for position in range(total - num_predicted, total)])
     real = batch.real[:, -num_predicted:]
-    kinds = {
-        "observation": slots < layout.observation_dim,
-        "action": (slots >= layout.action.start) & (slots < layout.action.stop),
-    }
+    kinds = [slots < layout.observation_dim, (slots >= layout.action.start) & (slots < layout.action.stop)]
     if layout.rewards:
-        kinds |= {"reward": slots == layout.reward, "value": slots == layout.value}
-    counted = [real & chosen.to(real.device) for chosen in kinds.values()]
+        kinds += [slots == layout.reward, slots == layout.value]
+    counted = [real & chosen.to(real.device) for chosen in kinds]
     sums = torch.stack([(by_token * chosen).sum() for chosen in counted])
     counts = torch.stack([chosen.sum() for chosen in counted])
-    sums, counts = add_up(torch.stack([sums, counts.to(sums.dtype)]))
-    return dict(zip(kinds, (sums / counts.clamp(min=1)).tolist(), strict=True))
+    return torch.stack([sums, counts.to(sums.dtype)])

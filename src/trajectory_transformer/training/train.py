@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from trajectory_transformer.training.engine import EagerEngine, Engine
 from trajectory_transformer.training.loss import losses_by_kind
 from trajectory_transformer.training.optim import RECIPES, learning_rate, total_steps, warmup_steps
 from trajectory_transformer.training.parallel import World
+from trajectory_transformer.training.validation import Validation
 
 MakeBatch = Callable[[Tensor, Tensor | None], Batch]
 """Window indices [B], random numbers [B, 4] for augmentation -> a batch on the model's device."""
@@ -35,6 +36,9 @@ class Metrics:
     learning_rate: float
     gradient_norm: float
     tokens_per_second: float
+    validation_loss: float | None = None  # on held-out episodes, weighted as `loss`; None between validations
+    validation_losses: dict[str, float] | None = None  # by kind of token, as `losses`
+    evaluation: dict[str, float] | None = None  # metrics of episodes that were played at this step
 
 
 def batch_maker(model: TrajectoryModel, data: TokenizedDataset, config: TrainConfig) -> MakeBatch:
@@ -62,8 +66,12 @@ class Trainer:
         make_batch: MakeBatch | None = None,
         world: World | None = None,
         log_every: int | None = None,
+        held_out: TokenizedDataset | None = None,
     ) -> None:
-        """Prepare step 0 of a run, in one process or as one of several. The engine is eager by default."""
+        """Prepare step 0 of a run, in one process or as one of several. The engine is eager by default.
+
+        The loss on `held_out` windows is measured as the run goes on, and the best weights are kept.
+        """
         self.model = model
         self.data = data
         self.config = config
@@ -81,6 +89,13 @@ class Trainer:
         self.log_every = log_every or min(max(self.total_steps // 100, 1), 20)
         self._warmup = warmup_steps(config, data.num_windows)
         self._make_batch = make_batch or batch_maker(model, data, config)
+        self.validation = None if held_out is None else Validation(model, held_out, config, self.world)
+        self._validate_every = self.validation.interval(self.total_steps, self.log_every) if self.validation else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step was taken, or the validation loss has not fallen for long enough."""
+        return self.step >= self.total_steps or (self.validation is not None and self.validation.has_stalled)
 
     def run(self) -> Iterator[Metrics | None]:
         """Train to the end. Yields after every step, so that the caller can stop or save: metrics or None."""
@@ -93,7 +108,7 @@ class Trainer:
     def _steps(self) -> Iterator[Metrics | None]:
         losses: list[Tensor] = []
         started = time.perf_counter()
-        while self.step < self.total_steps:
+        while not self.finished:
             rate = self._learning_rate()
             self._seed_dropout()
             batch = self._make_batch(*self.draw())
@@ -107,7 +122,7 @@ class Trainer:
             if not np.isfinite(mean):
                 raise ValueError(f"the loss is {mean} at step {self.step}: lower train.learning_rate")
             tokens = len(losses) * batch.tokens.numel() * self.world.size
-            yield Metrics(
+            metrics = Metrics(
                 step=self.step,
                 total_steps=self.total_steps,
                 loss=mean,
@@ -116,8 +131,18 @@ class Trainer:
                 gradient_norm=float(outcome.norm),
                 tokens_per_second=tokens / (time.perf_counter() - started),
             )
+            yield self._validated(metrics)
             losses.clear()
             started = time.perf_counter()
+
+    def _validated(self, metrics: Metrics) -> Metrics:
+        """The same metrics, with the validation losses if they are due."""
+        if self.validation is None or self._validate_every is None:
+            return metrics
+        if self.step % self._validate_every and self.step != self.total_steps:
+            return metrics
+        loss, losses = self.validation.measure(self.step)
+        return replace(metrics, validation_loss=loss, validation_losses=losses)
 
     def draw(self) -> tuple[Tensor, Tensor | None]:
         """This process's share of the windows of the current step, and random numbers for augmentation."""
@@ -145,9 +170,10 @@ class Trainer:
         torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
 
     def save(self, path: str | Path) -> None:
-        """Write all that is needed to resume: weights, optimizer state and step, in one file."""
+        """Write all that is needed to resume: weights, optimizer state, step and best weights, in one file."""
         tensors = {f"weights.{name}": value for name, value in self.model.gpt.state_dict().items()}
-        write_tensors(Path(path), tensors | self.engine.state(), {"step": str(self.step)})
+        best, validated = ({}, {}) if self.validation is None else self.validation.state()
+        write_tensors(Path(path), tensors | self.engine.state() | best, {"step": str(self.step), **validated})
 
     def load(self, path: str | Path) -> None:
         """Resume from a file of `save`."""
@@ -163,3 +189,5 @@ class Trainer:
             raise ValueError(f"{path}: not the state of this model ({str(error).splitlines()[-1].strip()})") from error
         self.engine.load_state(tensors)
         self.step = int(metadata["step"])
+        if self.validation is not None:
+            self.validation.load_state(tensors, metadata)
