@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint fix setup clean
+.PHONY: demo test docs notebooks wheel-test lint fix setup clean
 
 demo: $(INSTALLED)
 	$(BIN)/tt demo --overwrite true
@@ -11,6 +11,17 @@ demo: $(INSTALLED)
 test: $(INSTALLED) lint
 	# One thread for each of the two processes: more would wait for each other.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env docs build/site
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m docs tests/test_docs_commands.py
+	@echo "open build/site/index.html"
+
+notebooks: $(INSTALLED)
+	OMP_NUM_THREADS=2 $(BIN)/python .ci/notebooks.py
+
+wheel-test:
+	PYTHON=$(PYTHON) .ci/wheel-test
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

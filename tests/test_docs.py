@@ -2,13 +2,17 @@
 
 import ast
 import importlib
+import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+import trajectory_transformer
 from trajectory_transformer.cli import COMMANDS
 from trajectory_transformer.cli.parser import parse
 
@@ -55,8 +59,44 @@ def test_the_documentation_shows_commands_and_python() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     for page in pages:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
+
+
+def test_the_readme_lists_every_extra_that_users_need() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = (ROOT / "README.md").read_text().split("| extra | for |")[1].split("\n\n")[0]
+    listed = set(re.findall(r"`([a-z0-9]+)`", "".join(line.split("|")[1] for line in table.splitlines()[2:])))
+    assert listed == set(extras) - {"all", "d3rlpy", "dev", "docs"}
+    everything = re.fullmatch(r"trajectory-transformer\[(.*)\]", extras["all"][0])
+    assert everything is not None and set(everything.group(1).split(",")) == listed
+
+
+def test_the_api_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs/site/api.md").read_text()
+    listed = set(re.findall(r"\.\. (?:auto\w+|py:data):: (\w+)", page))
+    assert listed == set(trajectory_transformer.__all__) - {"__version__"}
+
+
+def test_every_decision_is_listed() -> None:
+    listed = re.findall(r"\]\((0\d+-[\w-]+\.md)\)", (ROOT / "docs/decisions/index.md").read_text())
+    assert listed == sorted(path.name for path in (ROOT / "docs/decisions").glob("0*.md"))
+
+
+def test_the_citation_names_this_version_and_the_paper() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == trajectory_transformer.__version__
+    paper = cited["preferred-citation"]
+    assert [author["family-names"] for author in paper["authors"]] == ["Janner", "Li", "Levine"]
+    assert paper["year"] == 2021
+
+
+def test_notebooks_are_stored_without_outputs() -> None:
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    assert len(paths) == 2
+    for path in paths:
+        for cell in json.loads(path.read_text())["cells"]:
+            assert not cell.get("outputs") and cell.get("execution_count") is None, path.name

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -49,9 +50,9 @@ def run(folder: Path, *words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def example(name: str) -> ModuleType:
+def example(name: str, folder: str = "examples") -> ModuleType:
     """An example as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -162,3 +163,23 @@ def test_beams_draws_one_frame_per_step(rooms: Path) -> None:
     assert found is not None, lines
     with Image.open(rooms / "beams.gif") as gif:
         assert getattr(gif, "n_frames", 1) > 1 and gif.size == (360, 360)
+
+
+def test_runner_draws_every_second_step_and_leaves_the_body_where_it_was(tmp_path: Path) -> None:
+    data = str(tmp_path / "hopper.npz")
+    assert main(["collect", "--env", "Hopper-v5", "--policy", "random", "--episodes", "4", "--out", data]) == 0
+    assert main(["train", data, "--out", str(tmp_path / "run"), "--train.batch_size", "4", *TINY]) == 0
+    words = ["--steps", "4", "--skip", "1", "--horizon", "2"]
+    lines = run(tmp_path, str(ROOT / "benchmarks/runner_picture.py"), "run", "runner.gif", *words)
+    assert re.fullmatch(r"5 steps, return -?\d+: runner.gif", lines[0]), lines
+    with Image.open(tmp_path / "runner.gif") as gif:
+        assert getattr(gif, "n_frames", 1) == 2
+    env = gymnasium.make("Hopper-v5")
+    env.reset(seed=0)
+    before = env.unwrapped.data.qpos.copy()  # type: ignore[attr-defined]
+    ahead = np.zeros((3, 11))
+    ahead[:, 0], ahead[:, 5] = 1.2, 2.0  # height and forward velocity
+    torso = [float(segments[0, 0, 0]) for segments in example("runner_picture", "benchmarks").postures(env, ahead)]
+    dt = env.unwrapped.dt  # type: ignore[attr-defined]
+    np.testing.assert_allclose(np.diff(torso), 2.0 * dt)
+    np.testing.assert_array_equal(env.unwrapped.data.qpos, before)  # type: ignore[attr-defined]

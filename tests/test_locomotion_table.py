@@ -82,6 +82,19 @@ def test_all_cells_have_their_jobs_with_one_recipe(tmp_path: Path) -> None:
     assert len(settings) == 1, "no flags of single datasets"
 
 
+def test_data_is_collected_again_only_where_a_model_needs_it(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "--tasks", "hopper-medium", "walker2d-medium", "--discretizers", "uniform", "--seeds", "1")
+
+    def outputs() -> list[Path]:
+        return [job.out for job in plan.jobs() if job.kind == "collect" and not job.out.exists()]
+
+    assert outputs() == [plan.facts("hopper-medium"), plan.facts("walker2d-medium")]
+    for task in ("hopper-medium", "walker2d-medium"):
+        write_json(plan.facts(task), {})
+    write_json(plan.trained("hopper-medium", "uniform", 0), {})
+    assert outputs() == [plan.data("walker2d-medium")]
+
+
 def test_flags_that_no_command_has_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         plan_of(tmp_path, "--horizon", "3")

@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -145,6 +145,10 @@ class Plan:
     def _data(self) -> Path:
         return Path(self.options.datasets or self.options.work / "data")
 
+    def data(self, task: str) -> Path:
+        """The dataset of a task."""
+        return self._data / f"{task}.npz"
+
     def _name(self, task: str, discretizer: str, seed: int) -> str:
         return f"{task}_{discretizer}_{seed}"
 
@@ -160,17 +164,19 @@ class Plan:
         """Written when training ends."""
         return Path(self.options.work / "runs" / self._name(task, discretizer, seed) / "training.json")
 
-    def collect(self, tasks: Sequence[str]) -> Iterator[Job]:
-        """One job for each dataset and its facts."""
+    def collect(self, tasks: Sequence[str], to_train: Collection[str]) -> Iterator[Job]:
+        """One job for each dataset and its facts; data of tasks without a model to train may be missing."""
         for task in tasks:
+            data, facts = self.data(task), self.facts(task)
             words = ["--policies", str(self.options.policies), "--out", str(self._data), "--scale", self.options.scale]
             words += ["--episodes", self.options.policy_episodes, "--workers", os.cpu_count() or 1]
             script = Path(__file__).with_name("locomotion_data.py")
-            yield Job("collect", self.facts(task), command(sys.executable, script, task, *words))
+            out = data if facts.exists() and task in to_train else facts
+            yield Job("collect", out, command(sys.executable, script, task, *words))
 
     def train(self, task: str, discretizer: str, seed: int) -> Job:
         """Train one model."""
-        out, data = self.trained(task, discretizer, seed), self._data / f"{task}.npz"
+        out, data = self.trained(task, discretizer, seed), self.data(task)
         device = ("--device", self.options.device)
         settings = ("--tokens.discretizer", discretizer, "--seed", seed, "--checkpoint_every", 5000)
         return Job(
@@ -205,12 +211,16 @@ class Plan:
         experts = [f"{env}-expert" for env in ENVIRONMENTS if any(task.startswith(env) for task in options.tasks)]
         tasks = list(options.tasks) if {"scores", "ablations"} & set(options.parts) else []
         tasks += experts if "imitation" in options.parts else []
-        found += self.collect(tasks)
         models = [(task, discretizer) for task, discretizer in self.cells() if "scores" in options.parts]
         models += [(task, options.best) for task in self.ablated() if "ablations" in options.parts]
         models += [(task, options.best) for task in experts if "imitation" in options.parts]
-        for task, discretizer in dict.fromkeys(models):
-            found += [self.train(task, discretizer, seed) for seed in range(options.seeds)]
+        trainings = [
+            (task, self.train(task, discretizer, seed))
+            for task, discretizer in dict.fromkeys(models)
+            for seed in range(options.seeds)
+        ]
+        found += self.collect(tasks, {task for task, job in trainings if not job.out.exists()})
+        found += [job for _, job in trainings]
         for seed in range(options.seeds):
             if "scores" in options.parts:
                 found += [self.play(task, discretizer, seed) for task, discretizer in self.cells()]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trajectory_transformer.evaluate import Evaluation, evaluate
     from trajectory_transformer.model.trajectory_model import TrajectoryModel
     from trajectory_transformer.planner import Planner, PlanTrace
+    from trajectory_transformer.pretrained import from_pretrained, push_to_hub, save_pretrained
     from trajectory_transformer.rollout import Policy, Step, make_envs, rollout
     from trajectory_transformer.runs import train
     from trajectory_transformer.search.beam import Objective, Plan
@@ -72,13 +73,16 @@ __all__ = [
     "collect",
     "discounted_return",
     "evaluate",
+    "from_pretrained",
     "load_dataset",
     "log_likelihood",
     "make_envs",
     "predict",
+    "push_to_hub",
     "q_guided",
     "rollout",
     "save_dataset",
+    "save_pretrained",
     "train",
     "train_baseline",
 ]
@@ -94,6 +98,7 @@ _HOMES = {
     "evaluate": ("Evaluation", "evaluate"),
     "model.trajectory_model": ("TrajectoryModel",),
     "planner": ("PlanTrace", "Planner"),
+    "pretrained": ("from_pretrained", "push_to_hub", "save_pretrained"),
     "rollout": ("Policy", "Step", "make_envs", "rollout"),
     "runs": ("train",),
     "search.beam": ("Objective", "Plan"),

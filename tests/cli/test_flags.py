@@ -99,9 +99,10 @@ names = st.text("ab c'$&;*\"é", min_size=1, max_size=12).filter(lambda text: te
 paths = names.map(Path)
 
 
-def again(name: str, command: Command, **replaced: object) -> Command:
-    """What the recorded command parses to."""
-    tt, *words = shlex.split(command_line(name, command, **replaced))
+def again(name: str, command: Command, *, preset: str | None = None) -> Command:
+    """What the recorded command parses to; a preset is recorded with it."""
+    line = command_line(name, command) if preset is None else command_line(name, command, preset=preset)
+    tt, *words = shlex.split(line)
     assert [tt, *words[: len(name.split())]] == ["tt", *name.split()]
     return parse(name, type(command), words[len(name.split()) :])
 

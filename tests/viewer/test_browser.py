@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +48,29 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def served(trained: Path) -> Iterator[tuple[str, int]]:
+    """`tt view` of the model of the four rooms."""
+    with serve(trained) as address:
+        yield address
+
+
+@contextmanager
+def serve(run: Path, **environment: str) -> Iterator[tuple[str, int]]:
     """The address of `tt view` and the id of its process."""
     flags = ["--browser", "false", "--search.beam_width", "8", "--search.horizon", "3", "--search.context", "0"]
-    command = [sys.executable, "-m", "trajectory_transformer", "view", str(trained), *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, "-m", "trajectory_transformer", "view", str(run), *flags]
+    variables = {**os.environ, **environment}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables)
     assert process.stdout is not None
-    line = ""
-    while "open http" not in line:
-        line = process.stdout.readline()
-        assert line, "tt view ended"
-    yield line.split()[1], process.pid
-    process.terminate()
-    process.wait(20)
-    process.stdout.close()
+    try:
+        line = ""
+        while "open http" not in line:
+            line = process.stdout.readline()
+            assert line, "tt view ended"
+        yield line.split()[1], process.pid
+    finally:
+        process.terminate()
+        process.wait(20)
+        process.stdout.close()
 
 
 @pytest.fixture
@@ -99,13 +110,13 @@ def text(page: Any, name: str) -> str:
     return str(page.evaluate(f"name => ({FIND})(name)?.text ?? ''", name))
 
 
-def opened(browser: Any, url: str, width: int = 1280) -> Any:
+def opened(browser: Any, url: str, width: int = 1280, *, shows: str = "agent", column: str = "x") -> Any:
     page = browser.new_page(viewport={"width": width, "height": 900})
     page.outside = []
     page.on("request", lambda request: page.outside.append(request.url) if _is_outside(request.url, url) else None)
     page.goto(url)
     page.wait_for_selector(".bk-tab")
-    wait_for(lambda: bool(data(page, "agent").get("x")))
+    wait_for(lambda: bool(data(page, shows).get(column)))
     page.wait_for_load_state("networkidle")
     time.sleep(0.5)  # the layout settles after the first drawing
     return page
@@ -126,12 +137,16 @@ def wait_for(check: Callable[[], bool], seconds: float = 60.0) -> float:
 
 def click_at(page: Any, x: float, y: float) -> None:
     """Click on a point of the four rooms."""
+    click_share(page, (x + 0.02) / 1.04, 1 - (y + 0.02) / 1.04)
+
+
+def click_share(page: Any, share_x: float, share_y: float) -> None:
+    """Click on the map, at shares of its width and height from the top left."""
     frame = page.evaluate(
         f"() => {{ const view = Bokeh.index.find_one(({FIND})('map')); const b = view.frame.bbox;"
         " const r = view.el.getBoundingClientRect(); return [r.left + b.left, r.top + b.top, b.width, b.height] }"
     )
     left, top, width, height = frame
-    share_x, share_y = (x + 0.02) / 1.04, 1 - (y + 0.02) / 1.04
     page.mouse.click(left + share_x * width, top + share_y * height)
 
 
@@ -169,6 +184,56 @@ def test_a_clicked_goal_is_reached_and_a_slider_changes_the_beams(browser: Any, 
     end = data(page, "agent")
     assert (end["x"][0] - 0.35) ** 2 + (end["y"][0] - 0.38) ** 2 < 0.06**2
     assert page.outside == []
+
+
+def test_a_click_on_a_map_sets_the_goal(browser: Any, tmp_path: Path) -> None:
+    data_file, run = tmp_path / "maps.npz", tmp_path / "run"
+    walls = collect("MiniGrid-SimpleCrossingS9N1-v0", "expert", episodes=20, env_options={"max_steps": 40})
+    save_npz(walls, data_file)
+    train(
+        str(data_file),
+        tokens=TokenConfig(num_bins=9, goal_dims=(0, 1), rewards=False),
+        model=ModelConfig(window=2, num_layers=1, num_heads=2, width=32, dropout=0.0, map_channels=4),
+        train=TrainConfig(steps=5, batch_size=8),
+        out=run,
+    )
+    with serve(run) as (url, _):
+        page = opened(browser, url)
+        ends = f"axis => {{ const range = ({FIND})('map')[axis]; return [range.start, range.end] }}"
+        ranges = [page.evaluate(ends, axis) for axis in ("x_range", "y_range")]
+        corner = (1.0, 7.0)  # free in all maps, and neither the start nor the goal of an episode
+        x, y = ((value - low) / (high - low) for value, (low, high) in zip(corner, ranges, strict=True))
+        click_share(page, x, 1.0 - y)
+        wait_for(lambda: data(page, "goal") == {"x": [corner[0]], "y": [corner[1]]})
+        assert len(data(page, "candidates")["xs"]) == 8
+        press(page, "Step")
+        wait_for(lambda: "Step 1" in text(page, "status"))
+        page.screenshot(path=Path(os.environ.get("TT_SCREENSHOTS", tmp_path)) / "MiniGrid.png", full_page=True)
+
+
+@pytest.mark.parametrize(("context", "shown"), [("egl", "frame"), ("none", "sticks")])
+def test_a_body_is_rendered_or_drawn_as_a_stick_figure(browser: Any, tmp_path: Path, context: str, shown: str) -> None:
+    if context == "egl" and not renders(context):
+        pytest.skip("needs offscreen OpenGL by EGL (Debian: apt install libegl1 libgl1-mesa-dri)")
+    dataset, run = collect("Hopper-v5", "random", episodes=10), tmp_path / "run"
+    save_npz(dataset, tmp_path / "hopper.npz")
+    small = ModelConfig(window=4, num_layers=1, num_heads=2, width=32, dropout=0.0)
+    train(str(tmp_path / "hopper.npz"), model=small, train=TrainConfig(steps=5, batch_size=8), out=run)
+    with serve(run, MUJOCO_GL="egl" if context == "egl" else "off") as (url, _):
+        page = opened(browser, url, shows=shown, column="image" if shown == "frame" else "x0")
+        before = data(page, shown)
+        assert shown == "sticks" or len(set(before["image"][0])) > 10, "a picture of more than one colour"
+        press(page, "Step")
+        wait_for(lambda: "Step 1" in text(page, "status") and data(page, shown) != before)
+        page.screenshot(path=Path(os.environ.get("TT_SCREENSHOTS", tmp_path)) / f"Body-{shown}.png", full_page=True)
+        assert page.outside == []
+
+
+def renders(context: str) -> bool:
+    """Whether MuJoCo can render offscreen in a process of its own."""
+    code = "import mujoco; mujoco.Renderer(mujoco.MjModel.from_xml_string('<mujoco/>'), 8, 8).render()"
+    made = subprocess.run([sys.executable, "-c", code], env={**os.environ, "MUJOCO_GL": context}, capture_output=True)
+    return made.returncode == 0
 
 
 def test_a_click_on_a_wall_says_why_nothing_happens(browser: Any, served: tuple[str, int]) -> None:

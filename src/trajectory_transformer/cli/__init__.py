@@ -53,6 +53,10 @@ SUMMARIES: dict[str, tuple[str, str]] = {
         "report:Report",
         "Write the page of a run (or of two runs side by side), or tables of result files into documents.",
     ),
+    "grid": (
+        "grid:RunGrid",
+        "Run the same commands for every combination of values, on this machine or on a Ray cluster.",
+    ),
     "view": ("view:View", "Open a local page with the plans, forecasts, attention and data of a run."),
     "completion": ("completion:Completion", "Print a script that completes commands and flags in a shell."),
 }

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -31,15 +31,17 @@ _PLANNING = ("--plan", "--q", "--discount", "--percentile", "--trace", "--preset
 class Evaluate:
     """Play episodes with a trained model or baseline and report return, success rate and normalised score."""
 
-    positional: ClassVar[dict[str, str]] = {"run": "Run folder that `tt train` or `tt baseline` wrote."}
+    positional: ClassVar[dict[str, str]] = {
+        "run": "Run folder that `tt train` or `tt baseline` wrote, or the name of a model of this package."
+    }
     required: ClassVar[tuple[str, ...]] = ("run",)
     examples: ClassVar[tuple[str, ...]] = (
-        "tt evaluate runs/demo --episodes 20",
+        "tt evaluate four-rooms --episodes 20       # a model that comes with the package",
         "tt evaluate runs/hopper --plan return --search.beam_width 32 --video gait.gif --out hopper.json",
     )
 
     run: str | None = None
-    """Run folder that `tt train` or `tt baseline` wrote."""
+    """Run folder that `tt train` or `tt baseline` wrote, or the name of a model of this package."""
     env: str | None = None
     """Gymnasium id, or module:Id-v0 for one that a module registers, also in this folder; null: that of the dataset."""
     env_options: dict[str, Any] | None = None
@@ -62,7 +64,8 @@ class Evaluate:
     seed: int = FIRST_SEED
     """Episode i is reset with seed + i. The default is far from the seeds that data is collected with."""
     out: Path | None = None
-    """Result file to write; must not exist. null: evaluation.json in the run folder."""
+    """Result file to write; must not exist. null: evaluation.json in the run folder, or NAME-evaluation.json here
+    for a model of this package."""
     overwrite: bool = False
     """Replace what exists there."""
     trace: Path | None = None
@@ -83,17 +86,29 @@ class Evaluate:
         from trajectory_transformer.checkpoint import checkpoint_kind
         from trajectory_transformer.gpu.backends import find_device
         from trajectory_transformer.model.trajectory_model import TrajectoryModel
+        from trajectory_transformer.pretrained import find_model, is_shipped, read_search
 
         if self.run is None:
             raise ValueError("name the run folder to evaluate, for example: runs/train")
+        folder = find_model(self.run)
+        suited = read_search(folder) if is_shipped(self.run) and self.search == SearchConfig() else None
+        if suited is not None and suited != self.search:
+            chosen = replace(self, search=suited)
+            flags = changed_flags(chosen, leave_out=[each.name for each in fields(self) if each.name != "search"])
+            console.print(f"search settings that come with {self.run}: {' '.join(flags)}")
+            return chosen.execute()
         device = find_device(self.device)
-        if checkpoint_kind(self.run) == BASELINE:
-            return self._play_baseline(Baseline.load(self.run, device))
-        return self._play_planner(TrajectoryModel.load(self.run, device))
+        if checkpoint_kind(folder) == BASELINE:
+            return self._play_baseline(Baseline.load(folder, device))
+        return self._play_planner(TrajectoryModel.load(folder, device))
 
     def _written(self) -> list[Path]:
         """The files that the command writes: result, episodes, traces and video."""
-        out = self.out or Path(str(self.run)) / "evaluation.json"
+        from trajectory_transformer.pretrained import is_shipped
+
+        name = Path(str(self.run))
+        default = Path(f"{name}-evaluation.json") if is_shipped(name) else name / "evaluation.json"
+        out = self.out or default
         return [path for path in (out, out.with_suffix(".npz"), self.trace, self.video) if path is not None]
 
     def _claim(self, env_id: str, options: dict[str, Any]) -> None:
@@ -223,6 +238,8 @@ class Evaluate:
         by_seed: dict[str, dict[str, float]] | None = None,
     ) -> None:
         """Write the result and the episodes."""
+        from trajectory_transformer.pretrained import find_model
+
         out, played = self._written()[:2]
         options = dict(found.env_options)
         origin = {"env": found.env, **({"env_options": json.dumps(options)} if options else {})}
@@ -246,7 +263,7 @@ class Evaluate:
                 "settings": {**origin, **settings},
                 "returns": [episode.total_reward for episode in found.episodes],
                 **({} if by_seed is None else {"by_training_seed": by_seed}),
-                **_training(Path(str(self.run))),
+                **_training(find_model(str(self.run))),
             },
         )
 

@@ -265,7 +265,7 @@ class BodyScene(Scene):
                     "x0", "y0", "x1", "y1", source=self.sticks, color=ACCENT, line_width=9, line_cap="round"
                 )
             else:
-                self.frame = ColumnDataSource({"image": [], "x": [], "y": [], "dw": [], "dh": []})
+                self.frame = ColumnDataSource({"image": [], "x": [], "y": [], "dw": [], "dh": []}, name="frame")
                 self.picture.image_rgba("image", "x", "y", "dw", "dh", source=self.frame)
         else:
             self.picture.visible = False
