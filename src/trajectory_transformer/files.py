@@ -1,4 +1,4 @@
-"""Atomic writes, and modules of the user.
+"""Atomic writes, JSON and YAML that others wrote, and modules of the user.
 
 A write goes to a temporary file or folder, which is then renamed over the target.
 
@@ -6,13 +6,18 @@ A reader finds the old content or the new content, never a part of it. A writer 
 `NAME.*.tmp` next to the target. It does not block later writers and can be deleted.
 """
 
+import json
 import os
 import secrets
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
+
+_MAX_YAML = 2**20  # bytes; settings and recipes are written by hand
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
@@ -42,6 +47,44 @@ def replacing(path: str | Path) -> Iterator[Path]:
         raise
     # The rename itself is an entry of the parent folder, which has to be flushed too.
     _sync(target.parent)
+
+
+def read_json(path: str | Path) -> Any:
+    """The content of a JSON file; a ValueError that names the file if it is damaged."""
+    return parse_json(Path(path).read_bytes(), str(path))
+
+
+def parse_json(text: str | bytes, place: str) -> Any:
+    """The content of JSON text; `place` names its source in errors."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # also text that is not UTF-8, and numbers of thousands of digits
+        raise ValueError(f"{place}: not valid JSON; the file may be truncated ({error})") from error
+
+
+def read_yaml(path: Traversable) -> Any:
+    """The content of a YAML file; a ValueError that names the file if it is damaged or has aliases."""
+    with path.open("rb") as file:
+        content = file.read(_MAX_YAML + 1)
+    if len(content) > _MAX_YAML:
+        raise ValueError(f"{path}: a YAML file may have at most {_MAX_YAML:,} bytes")
+    return parse_yaml(content, str(path))
+
+
+def parse_yaml(text: str | bytes, place: str) -> Any:
+    """The content of YAML text; `place` names its source in errors.
+
+    Aliases are refused: a few hundred bytes of them can stand for billions of entries.
+    """
+    import yaml  # not needed by most commands
+
+    try:
+        alias = next((event for event in yaml.parse(text, yaml.SafeLoader) if isinstance(event, yaml.AliasEvent)), None)
+        if alias is None:
+            return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{place}: not valid YAML ({' '.join(str(error).split())})") from error
+    raise ValueError(f"{place}: YAML aliases (*{alias.anchor}) are not supported; write the value out")
 
 
 def allow_local_modules() -> None:

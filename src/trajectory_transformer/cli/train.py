@@ -14,10 +14,11 @@ from trajectory_transformer.cli.parser import changed_flags, command_line
 from trajectory_transformer.config import ModelConfig, PresetName, TokenConfig, TrainConfig
 from trajectory_transformer.data.sources import load_dataset
 from trajectory_transformer.gpu.backends import find_device, joined_world
+from trajectory_transformer.limits import GIB
 from trajectory_transformer.report.dataset import discount_advice
 from trajectory_transformer.report.page import write_report
 from trajectory_transformer.runs import Run, resume_run, start_run
-from trajectory_transformer.runs.memory import GIB, training_bytes
+from trajectory_transformer.runs.memory import training_bytes
 from trajectory_transformer.runs.metrics import TensorBoard, summary_writer
 from trajectory_transformer.runs.settings import RunSettings
 from trajectory_transformer.training.parallel import World
