@@ -65,6 +65,8 @@ class Collect:
     """Also write returns and speed as a result file; must not exist."""
     overwrite: bool = False
     """Replace what exists there."""
+    trust: bool = False
+    """Run what a recipe or a --config file names: module:function, module:Id-v0 and Stable-Baselines3 zips."""
 
     def execute(self) -> Dataset:
         """Collect and write."""
@@ -110,7 +112,7 @@ class Collect:
     def _plan(self) -> Recipe:
         """What to play: the recipe's parts, or those of the flags."""
         if self.recipe is not None:
-            return read_recipe(self.recipe, self.policies)
+            return read_recipe(self.recipe, self.policies, trust=self.trust)
         words = [self.policy] if isinstance(self.policy, str) else self.policy
         actors = [parse_actor(each, self.policies) for each in words]
         actors = [
@@ -144,7 +146,7 @@ class Collect:
         write_result(
             self.result,
             name=f"collect {plan.name}",
-            command=command_line("collect", self, leave_out=("workers", "result", "overwrite"), out=out),
+            command=command_line("collect", self, leave_out=("workers", "result", "overwrite", "trust"), out=out),
             device=torch.device("cpu"),
             seeds=[self.seed],
             seconds=seconds,

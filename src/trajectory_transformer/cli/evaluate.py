@@ -87,6 +87,8 @@ class Evaluate:
     """Defaults of the search settings; flags override them."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    trust: bool = False
+    """Import the module of an environment module:Id-v0 that the dataset or a --config file names."""
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def execute(self) -> list[Episode]:
@@ -114,7 +116,7 @@ class Evaluate:
         if self.training_seed is not None and self.q is None:
             raise ValueError(f"--training_seed is for baselines, and {self.run} is not one")
         objective = None if self.q is None else self._objective(model, self.q)
-        env_id, options = environment_of(model.metadata, self.env, self.env_options)
+        env_id, options = environment_of(model.metadata, self.env, self.env_options, trust=self.trust)
         traces: list[PlanTrace] = []
         planner = Planner(
             model,
@@ -164,7 +166,7 @@ class Evaluate:
             raise ValueError(f"{self.run} is a baseline, which does not plan: leave out {given[0]}")
         seeds = baseline.seeds if self.training_seed is None else (self.training_seed,)
         policies = [baseline.policy(seed) for seed in seeds]
-        env_id, options = environment_of(baseline.metadata, self.env, self.env_options)
+        env_id, options = environment_of(baseline.metadata, self.env, self.env_options, trust=self.trust)
         self._claim(env_id, options)
         with _counting(self.episodes * len(seeds)) as count:
             parts = [self._evaluate(policy, env_id, options, count) for policy in policies]
@@ -225,7 +227,7 @@ class Evaluate:
             command=command_line(
                 "evaluate",
                 self,
-                leave_out=("out", "trace", "video", "preset", "device", "num_envs", "overwrite"),
+                leave_out=("out", "trace", "video", "preset", "device", "num_envs", "overwrite", "trust"),
                 env=found.env,
                 env_options=options if options or self.env_options is not None else None,
                 **({"plan": what} if by_seed is None else {}),

@@ -15,7 +15,6 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
-from gymnasium.error import Error as GymnasiumError
 
 from trajectory_transformer.data.episode import Dataset, Episode, FloatArray, dimension_fields, dimensions_from
 from trajectory_transformer.data.scores import references_of
@@ -30,6 +29,7 @@ from trajectory_transformer.data.spaces import (
     split_goal,
     total_dim,
 )
+from trajectory_transformer.files import parse_json
 
 _DESCRIPTION = "trajectory_transformer"
 _TIMEOUT = 3.0  # seconds for the server to answer
@@ -227,12 +227,17 @@ def save_minari(dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None =
 
 
 def _environment(dataset: Dataset) -> "gymnasium.Env[Any, Any] | None":
-    """The environment of a dataset, if it can be made here."""
+    """The environment of a dataset, if it can be made here without importing a module that only the data names."""
     name = dataset.metadata.get("env")
-    options = json.loads(str(dataset.metadata.get("env_options", "{}")))
+    if not isinstance(name, str):
+        return None
+    module, _, own = name.rpartition(":")
+    if module and own not in gymnasium.registry:
+        return None
     try:
-        return gymnasium.make(name, **options) if isinstance(name, str) else None
-    except (GymnasiumError, ImportError):
+        options = parse_json(str(dataset.metadata.get("env_options", "{}")), "env_options")
+        return gymnasium.make(own, **options)
+    except Exception:  # an environment may refuse the arguments that the data names with any exception
         return None
 
 
