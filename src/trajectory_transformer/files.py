@@ -49,6 +49,20 @@ def replacing(path: str | Path) -> Iterator[Path]:
     _sync(target.parent)
 
 
+@contextmanager
+def naming(place: str | Path, what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds, and ValueErrors that do not name the file, into a ValueError that does."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, (ValueError, *kinds)):
+            raise
+        if isinstance(error, ValueError) and str(place) in str(error):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{place}: {what} ({reason})") from error
+
+
 def read_json(path: str | Path) -> Any:
     """The content of a JSON file; a ValueError that names the file if it is damaged."""
     return parse_json(Path(path).read_bytes(), str(path))

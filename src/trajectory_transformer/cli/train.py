@@ -56,6 +56,8 @@ class Train(DataFlags):
     another place."""
     shards: Path | None = None
     """Folder of token files to train from, for data larger than memory; made from the dataset if it does not exist."""
+    check_shards: bool = True
+    """Read all tokens of --shards once and refuse damaged ones; false saves the time for large data."""
     preset: PresetName = "default"
     """Defaults of all settings below; flags override them."""
     seed: int = 0
@@ -106,10 +108,10 @@ class Train(DataFlags):
     def _prepare(self, device: torch.device, world: World) -> Run:
         """A run at its current step, with its folder in place."""
         if self.resume is not None:
-            given = changed_flags(self, leave_out=("dataset", "resume", "device", "tensorboard"))
+            given = changed_flags(self, leave_out=("dataset", "resume", "device", "tensorboard", "check_shards"))
             if given:
                 raise ValueError(f"--resume uses the settings of the run; leave out {given[0]}")
-            run = resume_run(self.resume, self.dataset, device=device, world=world)
+            run = resume_run(self.resume, self.dataset, device=device, world=world, check_shards=self.check_shards)
             console.print(f"resuming {self.resume} at step {run.trainer.step} of {run.trainer.total_steps}")
             return run
         dataset = None
@@ -129,9 +131,11 @@ class Train(DataFlags):
             train=self.train,
             seed=self.seed,
             checkpoint_every=self.checkpoint_every,
-            command=command_line("train", self, leave_out=("preset", "device", "tensorboard", "overwrite")),
+            command=command_line(
+                "train", self, leave_out=("preset", "device", "tensorboard", "overwrite", "check_shards")
+            ),
         )
-        return start_run(settings, self.out, device, world=world, dataset=dataset)
+        return start_run(settings, self.out, device, world=world, dataset=dataset, check_shards=self.check_shards)
 
 
 def _tell_time(seconds: float, trainer: Trainer) -> None:

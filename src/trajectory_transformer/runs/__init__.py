@@ -184,6 +184,7 @@ def start_run(
     *,
     world: World | None = None,
     dataset: Dataset | None = None,
+    check_shards: bool = True,
 ) -> Run:
     """Start a run at step 0. Its folder appears with a complete checkpoint, or not at all.
 
@@ -194,7 +195,7 @@ def start_run(
     world = world or World()
     if folder is not None and folder.exists() and world.leads:
         raise ValueError(f"{folder} exists already; choose another folder, or remove it")
-    trainer = _make_trainer(settings, device, world, dataset, is_new=True)
+    trainer = _make_trainer(settings, device, world, dataset, is_new=True, check_shards=check_shards)
     if folder is not None and world.leads:
         settings = _described(settings, trainer, dataset)
         with replacing(folder) as temporary:
@@ -210,6 +211,7 @@ def resume_run(
     *,
     device: torch.device,
     world: World | None = None,
+    check_shards: bool = True,
 ) -> Run:
     """Resume the run in a folder with the settings it was started with.
 
@@ -230,7 +232,9 @@ def resume_run(
         if not isinstance(given, Dataset):
             settings = replace(settings, dataset=given)
     episodes = dataset if isinstance(dataset, Dataset) else None
-    trainer = _make_trainer(settings, device, world or World(), episodes, source=settings.source)
+    trainer = _make_trainer(
+        settings, device, world or World(), episodes, source=settings.source, check_shards=check_shards
+    )
     trainer.load(folder / RESUME)
     run = Run(settings, folder, trainer)
     if trainer.world.leads:
@@ -245,6 +249,7 @@ def _make_trainer(
     dataset: Dataset | None,
     source: str | None = None,
     is_new: bool = False,
+    check_shards: bool = True,
 ) -> Trainer:
     """Model, data and engine at step 0; a new run is checked for settings that do not suit the data or the machine."""
     if settings.shards is None:
@@ -258,7 +263,9 @@ def _make_trainer(
         data = tokenize(dataset, model.tokenizer).to(device)
     else:
         given = dataset if dataset is not None else settings.dataset
-        shards = open_or_build_shards(Path(settings.shards), given, settings.tokens, source, settings.columns)
+        shards = open_or_build_shards(
+            Path(settings.shards), given, settings.tokens, source, settings.columns, check=check_shards
+        )
         model = TrajectoryModel.build(shards.tokenizer, settings.model, shards.metadata, seed=settings.seed)
         data = shards.data  # stays memory-mapped on the host; batches are sent to the device
     if is_new:
@@ -288,7 +295,7 @@ def _described(settings: RunSettings, trainer: Trainer, dataset: Dataset | None)
         name = str(Path(name).resolve()) if Path(name).exists() else name
     if settings.shards is not None:
         shards = str(Path(settings.shards).resolve())
-        source = open_shards(shards).source
+        source = open_shards(shards, check=False).source
     elif settings.dataset is not None:
         source = identity(settings.dataset, settings.columns)
     elif dataset is not None:

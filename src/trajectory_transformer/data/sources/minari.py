@@ -1,11 +1,11 @@
 """Minari datasets: load by id, from local datasets or by download, and save local datasets."""
 
-import json
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from urllib.error import HTTPError
@@ -16,8 +16,16 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from trajectory_transformer.data.episode import Dataset, Episode, FloatArray, dimension_fields, dimensions_from
+from trajectory_transformer.data.episode import (
+    Dataset,
+    Episode,
+    FloatArray,
+    check_description,
+    dimension_fields,
+    dimensions_from,
+)
 from trajectory_transformer.data.scores import references_of
+from trajectory_transformer.data.sources.hdf5 import check_contents
 from trajectory_transformer.data.sources.rows import description
 from trajectory_transformer.data.spaces import (
     Leaf,
@@ -66,27 +74,34 @@ def load_minari(dataset_id: str) -> Dataset:
     except FileNotFoundError:
         _download(minari, dataset_id)
         source = minari.load_dataset(local_id)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged dataset fails in many ways
         raise ValueError(f"Minari dataset {dataset_id}: cannot be read ({error})") from error
-    raw = source.storage.metadata
-    stored = json.loads(raw.get(_DESCRIPTION, "{}"))
-    observation_parts, goal_parts = split_goal(source.observation_space)
-    map_part = map_leaf(source.observation_space)
-    action_parts = leaves(source.action_space, "actions")
+    place = f"Minari dataset {dataset_id}"
+    _check_files(Path(source.storage.data_path), place)
+    try:
+        raw = source.storage.metadata
+        stored = check_description(parse_json(str(raw.get(_DESCRIPTION, "{}")), place), place)
+        observation_parts, goal_parts = split_goal(source.observation_space)
+        map_part = map_leaf(source.observation_space)
+        action_parts = leaves(source.action_space, "actions")
+        records = _records(source, place)
+        found = _minari_metadata(raw)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{place}: its metadata cannot be read ({type(error).__name__}: {error})") from error
     outcomes = stored.get("outcomes", [])
     episodes = []
-    for index, record in enumerate(source.iterate_episodes()):
+    for index, record in enumerate(records):
         try:
             outcome = outcomes[index] if index < len(outcomes) else _outcome(record.infos)
             episode = _episode(record, observation_parts, goal_parts, action_parts, outcome)
             if map_part is not None:
                 episode = replace(episode, map=maps_of(record.observations, map_part, len(episode) + 1)[0])
             episodes.append(episode)
-        except ValueError as error:
-            raise ValueError(f"Minari dataset {dataset_id}, episode {index}: {error}") from error
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise ValueError(f"{place}, episode {index}: {error}") from error
     if not stored.get("rewards", True):
         episodes = [replace(episode, rewards=None) for episode in episodes]
-    metadata = {"minari": local_id, **_minari_metadata(raw), **stored.get("metadata", {})}
+    metadata = {"minari": local_id, **found, **stored.get("metadata", {})}
     observed = [dimension for leaf in observation_parts for dimension in leaf.dimensions("observation")]
     acted = [dimension for leaf in action_parts for dimension in leaf.dimensions("action")]
     try:
@@ -96,6 +111,25 @@ def load_minari(dataset_id: str) -> Dataset:
         return Dataset(tuple(episodes), metadata, *dimensions)
     except ValueError as error:
         raise ValueError(f"Minari dataset {dataset_id}: {error}") from error
+
+
+def _records(source: Any, place: str) -> Iterator[Any]:
+    """The episodes as Minari reads them."""
+    try:
+        yield from source.iterate_episodes()
+    except Exception as error:  # a damaged dataset fails in many ways
+        raise ValueError(f"{place}: cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _check_files(folder: Path, place: str) -> None:
+    """Refuse HDF5 files of a dataset that refer to other files or declare more than they hold."""
+    h5py = import_module("h5py")
+    for path in sorted(folder.glob("*.hdf5")):
+        try:
+            with h5py.File(path, "r") as file:
+                check_contents(path, file)
+        except (OSError, RuntimeError, KeyError, TypeError) as error:
+            raise ValueError(f"{place}: {path.name} cannot be read ({error})") from error
 
 
 def _episode(
@@ -128,7 +162,7 @@ def _minari_metadata(raw: Mapping[str, Any]) -> dict[str, str | float]:
     """The environment and the reference scores from Minari's own metadata."""
     found: dict[str, str | float] = {}
     if isinstance(raw.get("env_spec"), str):
-        found["env"] = json.loads(raw["env_spec"])["id"]
+        found["env"] = str(parse_json(raw["env_spec"], "env_spec")["id"])
     for key in ("ref_min_score", "ref_max_score"):
         if isinstance(raw.get(key), int | float):
             found[key] = float(raw[key])
