@@ -4,14 +4,26 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
+from trajectory_transformer.cli.terminal import printable
 from trajectory_transformer.results import two_digits
 
-console = Console(highlight=False, soft_wrap=True)
+
+class PlainConsole(Console):
+    """Prints names from files as they are: without markup, emoji codes or control characters."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every string passes here, also the cells of tables."""
+        return super().render_str(printable(text), **options)
+
+
+console = PlainConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def claim(*paths: Path | None, overwrite: bool = False) -> None:
@@ -44,7 +56,7 @@ def _check_writable(path: Path) -> None:
 
 def progress_bar(*fields: str) -> Progress:
     """A progress bar with count, elapsed and remaining time; `fields` are shown as they are updated."""
-    columns = [TextColumn(f"{{task.fields[{field}]}}") for field in fields]
+    columns = [TextColumn(f"{{task.fields[{field}]}}", markup=False) for field in fields]
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),

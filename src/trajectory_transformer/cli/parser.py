@@ -21,6 +21,7 @@ from jsonargparse import (
     set_parsing_settings,
 )
 
+from trajectory_transformer.cli.terminal import printable
 from trajectory_transformer.config import PRESETS, dotted
 from trajectory_transformer.files import parse_yaml, read_yaml
 
@@ -110,7 +111,7 @@ class CommandParser(ArgumentParser):
         """Exit with code 2."""
         if not self.exit_on_error:
             raise ArgumentError(None, message)  # the parser of a group within this one: its parent reports
-        print(f"{self.prog}: error: {self._explain(message)}", file=sys.stderr)
+        print(f"{self.prog}: error: {printable(self._explain(message))}", file=sys.stderr)
         sys.exit(2)
 
     def _explain(self, message: str) -> str:
