@@ -21,7 +21,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from trajectory_transformer.config import ModelConfig, TokenConfig
-from trajectory_transformer.files import read_json, write_atomically
+from trajectory_transformer.files import naming, read_json, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +30,25 @@ KIND = "trajectory-transformer"
 WEIGHTS = "weights.safetensors"
 DESCRIPTION = "checkpoint.json"
 DIGEST = "weights_sha256"
+_CONTENT = "sha256"
 
 Description = dict[str, dict[str, Any]]  # sections by name; the dataclass built from a section checks it
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write named tensors and metadata to a safetensors file."""
-    write_atomically(path, _serialized(tensors, metadata))
-
-
-def _serialized(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Write named tensors and metadata to a safetensors file, with a digest of both."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return bytes(to_safetensors(on_cpu, dict(metadata or {})))
+    known = dict(metadata or {})
+    write_atomically(path, to_safetensors(on_cpu, known | {_CONTENT: _content_digest(on_cpu, known)}))
+
+
+def _content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """SHA-256 of tensors and metadata, whatever their order in a file."""
+    digest = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -49,11 +56,14 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: the file is missing; a checkpoint folder needs {WEIGHTS} and {DESCRIPTION}")
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a complete safetensors file; it may be truncated ({error})") from error
+    broken = "not a complete safetensors file; it may be truncated"
+    with naming(path, broken, SafetensorError, TypeError, OSError), safe_open(str(path), framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = dict(file.metadata() or {})
+    stored = metadata.pop(_CONTENT, None)
+    if stored is not None and stored != _content_digest(tensors, metadata):
+        raise ValueError(f"{path}: the file is damaged: its contents do not have the SHA-256 that it stores")
+    return tensors, metadata
 
 
 def save_checkpoint(
@@ -66,7 +76,8 @@ def save_checkpoint(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights = _serialized(tensors)
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    weights: bytes = to_safetensors(on_cpu)
     digests = [hashlib.sha256(weights).hexdigest()]
     if (folder / WEIGHTS).is_file():
         digests += [before for before in [_digest(folder / WEIGHTS)] if before not in digests]

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,11 +166,11 @@ def rate_interval(name: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{name}_low": max(middle - half, 0.0), f"{name}_high": min(middle + half, 1.0)}
 
 
-def latency_metrics(plan_seconds: Sequence[float]) -> dict[str, float]:
+def latency_metrics(plan_seconds: Collection[float]) -> dict[str, float]:
     """Percentiles of the planning time in milliseconds; one plan may serve many environments at once."""
     if not plan_seconds:
         return {}
-    p50, p90, p99 = np.quantile(np.asarray(plan_seconds) * 1000.0, [0.5, 0.9, 0.99])
+    p50, p90, p99 = np.quantile(np.array(list(plan_seconds)) * 1000.0, [0.5, 0.9, 0.99])
     return {"plan_ms_p50": float(p50), "plan_ms_p90": float(p90), "plan_ms_p99": float(p99)}
 
 

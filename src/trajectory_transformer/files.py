@@ -8,6 +8,7 @@ A reader finds the old content or the new content, never a part of it. A writer 
 
 import json
 import os
+import platform
 import secrets
 import shutil
 import sys
@@ -17,6 +18,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+LOCK = "lock"  # file of a run folder that its training holds
 _MAX_YAML = 2**20  # bytes; settings and recipes are written by hand
 
 
@@ -27,26 +29,57 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replacing(path: str | Path, *, overwrite: bool = True) -> Iterator[Path]:
     """Yield a temporary path next to `path`, and rename it to `path` when the block succeeds.
 
     The block must create a file or a folder at the temporary path. It is flushed to disk before the rename, and removed
-    if the block raises. Missing parent folders are created. An existing file is replaced; an existing folder can only
-    be replaced if it is empty.
+    if the block raises. Missing parent folders are created. An existing file is replaced, or without `overwrite` kept;
+    an existing folder can only be replaced if it is empty.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         yield temporary
-        for written in [*(temporary.rglob("*") if temporary.is_dir() else ()), temporary]:
-            _sync(written)
-        temporary.replace(target)
+        publish(temporary, target, overwrite=overwrite)
+    except FileExistsError:
+        raise  # the work of the block is kept
     except BaseException:
         _remove(temporary)
         raise
+
+
+def publish(temporary: Path, target: Path, *, overwrite: bool = True) -> None:
+    """Flush a file or folder to disk and rename it.
+
+    Without `overwrite`, a target that another process has made meanwhile is an error, and the temporary path stays.
+    """
+    for written in [*(temporary.rglob("*") if temporary.is_dir() else ()), temporary]:
+        _sync(written)
+    if overwrite:
+        temporary.replace(target)
+    else:
+        _publish_new(temporary, target)
     # The rename itself is an entry of the parent folder, which has to be flushed too.
     _sync(target.parent)
+
+
+def _publish_new(temporary: Path, target: Path) -> None:
+    """Rename to a path that does not exist, also if several processes try at the same moment."""
+    try:
+        if temporary.is_dir():
+            if target.exists():
+                raise FileExistsError
+            temporary.rename(target)  # fails if a folder with content has appeared
+        else:
+            target.hardlink_to(temporary)  # unlike a rename, it fails if the target exists
+            temporary.unlink()
+    except OSError as error:
+        if target.exists():
+            raise FileExistsError(
+                f"{target} was created by another process meanwhile; what was written here is kept as {temporary}"
+            ) from error
+        temporary.rename(target)  # a file system without hard links
 
 
 @contextmanager
@@ -105,6 +138,66 @@ def allow_local_modules() -> None:
     """Let modules in the working directory be imported, as `python -m` does: `--env module:Id-v0`."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+
+
+class FolderInUseError(ValueError):
+    """Another process works in a folder."""
+
+
+class FolderLock:
+    """A folder that belongs to this process until `release`, or until the process ends in any way."""
+
+    def __init__(self, path: Path, descriptor: int, before: str) -> None:
+        """Hold an open and locked file."""
+        self.path = path
+        self.before = before  # what a process that was killed has left in the file
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        """Let others work in the folder."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> "FolderLock":
+        """Hold the folder for a block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release it."""
+        self.release()
+
+    def __del__(self) -> None:
+        """Release it with the last reference."""
+        self.release()
+
+
+def lock_folder(folder: Path, name: str = LOCK, note: str = "") -> FolderLock:
+    """Take a folder for this process, by a file in it with the process and a note; an error says who has it.
+
+    The operating system releases the lock of a process that was killed. The file stays.
+    """
+    path = folder / name
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    before = os.read(descriptor, 2**16).decode(errors="replace")
+    try:
+        _lock(descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        holder = before.partition("\n")[0] or "another process"
+        raise FolderInUseError(f"{folder}: in use by {holder}; wait until it ends, or stop it") from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}\n{note}".encode(), 0)
+    return FolderLock(path, descriptor, before)
+
+
+def _lock(descriptor: int) -> None:
+    """Lock an open file, or raise an OSError at once."""
+    try:
+        import fcntl
+    except ImportError:
+        return  # not POSIX
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _sync(path: Path) -> None:

@@ -1,6 +1,7 @@
 """A trained baseline: networks of one or several training seeds, what scales their inputs, and the policy they make."""
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -17,6 +18,7 @@ from trajectory_transformer.checkpoint import check_finite, check_stored, load_c
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import FloatArray, Metadata
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.planner import MAX_TIMES
 from trajectory_transformer.rollout import Dims, Step
 from trajectory_transformer.search.beam import Objective
 from trajectory_transformer.search.objectives import QFunction, q_guided
@@ -32,7 +34,7 @@ class BaselinePolicy:
         """Act with an algorithm that has a single learner."""
         self.dims = dims
         self.metadata = metadata
-        self.plan_seconds: list[float] = []  # time of every call of `act`
+        self.plan_seconds: deque[float] = deque(maxlen=MAX_TIMES)  # times of the last calls of `act`
         self._actor = algorithm.make_actor(scaling)
 
     def act(self, step: Step) -> FloatArray:

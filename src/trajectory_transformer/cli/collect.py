@@ -93,9 +93,9 @@ class Collect:
                 collect_options=plan.collect_options,
             )
             if is_minari_id(out):
-                save_minari(dataset, out, [each.seed for each in collected])
+                save_minari(dataset, out, [each.seed for each in collected], overwrite=self.overwrite)
             else:
-                save_dataset(dataset, out)
+                save_dataset(dataset, out, overwrite=self.overwrite)
             seconds, cpu_seconds = time.perf_counter() - started, pool.cpu_seconds
         metrics = episode_metrics(dataset.episodes, references_of(plan.env))
         console.print(metrics_table(f"{len(dataset)} episodes, {dataset.num_steps} steps of {plan.env}", metrics))

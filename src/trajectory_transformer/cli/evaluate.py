@@ -16,7 +16,7 @@ from trajectory_transformer.checkpoint import checkpoint_kind
 from trajectory_transformer.cli.console import claim, console, metrics_table, progress_bar
 from trajectory_transformer.cli.parser import changed_flags, command_line
 from trajectory_transformer.config import PresetName, SearchConfig
-from trajectory_transformer.data.episode import Dataset, Episode, save_npz
+from trajectory_transformer.data.episode import Dataset, Episode, Metadata, save_npz
 from trajectory_transformer.data.scores import references_of
 from trajectory_transformer.evaluate import (
     FIRST_SEED,
@@ -26,6 +26,7 @@ from trajectory_transformer.evaluate import (
     evaluate,
     latency_metrics,
 )
+from trajectory_transformer.files import FolderLock, lock_folder, naming, read_json
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import PlanKind, Planner, PlanTrace
@@ -105,18 +106,30 @@ class Evaluate:
         out = self.out or Path(str(self.run)) / "evaluation.json"
         return [path for path in (out, out.with_suffix(".npz"), self.trace, self.video) if path is not None]
 
-    def _claim(self, env_id: str, options: dict[str, Any]) -> None:
-        """Refuse outputs that cannot be written, before anything is played."""
+    def _claim(self, env_id: str, options: dict[str, Any]) -> FolderLock:
+        """Refuse outputs that cannot be written, before anything is played; the lock is held until all are written."""
         if self.video is not None:
             check_video(self.video, env_id, options)
-        claim(*self._written(), overwrite=self.overwrite)
+        _training(Path(str(self.run)))  # a damaged file is refused before anything is played
+        out, written = self._written()[0], self._written()
+        marker = out.with_name(f"{out.name}.unfinished")
+        # What an evaluation that was killed has left may be replaced, nothing else.
+        left = marker.read_text(errors="replace").splitlines()[1:] if marker.is_file() else []
+        claim(*(path for path in written if str(path.absolute()) not in left), overwrite=self.overwrite)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        return lock_folder(out.parent, marker.name, "\n".join(str(path.absolute()) for path in written))
+
+    def _environment(self, metadata: Metadata) -> tuple[str, dict[str, Any]]:
+        """The environment to play in."""
+        with naming(Path(str(self.run)), "no environment to play in"):
+            return environment_of(metadata, self.env, self.env_options, trust=self.trust)
 
     def _play_planner(self, model: TrajectoryModel) -> list[Episode]:
         """Plan with a model."""
         if self.training_seed is not None and self.q is None:
             raise ValueError(f"--training_seed is for baselines, and {self.run} is not one")
         objective = None if self.q is None else self._objective(model, self.q)
-        env_id, options = environment_of(model.metadata, self.env, self.env_options, trust=self.trust)
+        env_id, options = self._environment(model.metadata)
         traces: list[PlanTrace] = []
         planner = Planner(
             model,
@@ -128,7 +141,7 @@ class Evaluate:
             seed=self.seed,
             on_plan=traces.append if self.trace else None,
         )
-        self._claim(env_id, options)
+        lock = self._claim(env_id, options)
         with _counting(self.episodes) as count:
             found = self._evaluate(planner, env_id, options, count)
         kind = planner.kind or "return"
@@ -143,6 +156,7 @@ class Evaluate:
         if self.trace is not None:
             save_traces(self.trace, traces, model.tokenizer)
         self._film(found, planner.policy())
+        _finish(lock)
         self._show(found, f"planning for {kind}" + (f" by {self.q}" if self.q else ""))
         self._update_page(model)
         return list(found.episodes)
@@ -166,8 +180,8 @@ class Evaluate:
             raise ValueError(f"{self.run} is a baseline, which does not plan: leave out {given[0]}")
         seeds = baseline.seeds if self.training_seed is None else (self.training_seed,)
         policies = [baseline.policy(seed) for seed in seeds]
-        env_id, options = environment_of(baseline.metadata, self.env, self.env_options, trust=self.trust)
-        self._claim(env_id, options)
+        env_id, options = self._environment(baseline.metadata)
+        lock = self._claim(env_id, options)
         with _counting(self.episodes * len(seeds)) as count:
             parts = [self._evaluate(policy, env_id, options, count) for policy in policies]
         episodes = tuple(episode for part in parts for episode in part.episodes)
@@ -188,6 +202,7 @@ class Evaluate:
             by_seed={str(seed): part.metrics for seed, part in zip(seeds, parts, strict=True)},
         )
         self._film(found, policies[0])
+        _finish(lock)
         seeds_text = f"{len(seeds)} training seed{'' if len(seeds) == 1 else 's'}"
         self._show(found, f"{baseline.name}, {seeds_text}")
         self._update_page(None)
@@ -273,13 +288,20 @@ class Evaluate:
             console.print(f"wrote {write_report(run, models=[model])}")
 
 
+def _finish(lock: FolderLock) -> None:
+    """Everything is written: nothing is left that another evaluation may replace."""
+    lock.path.unlink(missing_ok=True)
+    lock.release()
+
+
 def _training(run: Path, name: str = "training") -> dict[str, object]:
     """How the run was trained: command, device and time, if the run folder says so."""
     path = run / TRAINING
     if not path.is_file():
         return {}
-    known = json.loads(path.read_text())
-    return {name: {key: known[key] for key in ("command", "commit", "device", "seconds", "metrics")}}
+    with naming(path, "not the result of a training run", KeyError, TypeError):
+        known = read_json(path)
+        return {name: {key: known[key] for key in ("command", "commit", "device", "seconds", "metrics")}}
 
 
 @contextmanager

@@ -95,6 +95,7 @@ class CommandParser(ArgumentParser):
 
     required: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()  # of settings
 
     def format_help(self, *given: Any, **options: Any) -> str:
         """The help, with required arguments shown as such and examples at the end."""
@@ -111,7 +112,7 @@ class CommandParser(ArgumentParser):
         """Exit with code 2."""
         if not self.exit_on_error:
             raise ArgumentError(None, message)  # the parser of a group within this one: its parent reports
-        print(f"{self.prog}: error: {printable(self._explain(message))}", file=sys.stderr)
+        print(f"{self.prog}: error: {printable(self._explain(message) + _in_files(self.files))}", file=sys.stderr)
         sys.exit(2)
 
     def _explain(self, message: str) -> str:
@@ -133,6 +134,7 @@ def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Co
     """Read a command's flags into its dataclass; a value that it refuses is a ValueError."""
     parser = CommandParser(prog=f"tt {command_name}", description=command.__doc__, formatter_class=HelpFormatter)
     parser.required, parser.examples = command.required, command.examples
+    parser.files = tuple(_config_files(words))
     parser.allow_abbrev = False  # an abbreviated --preset would be missed below
     parser._negative_number_matcher = _NEGATIVE  # argparse takes -1e-05 for a flag
     parser.add_argument("--config", action="config", help="YAML file of settings; flags after it override it.")
@@ -167,12 +169,17 @@ def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Co
     try:
         settings = parser.instantiate(parsed)
     except ValueError as error:
-        raise ValueError(_one_line(str(error))) from error
+        raise ValueError(_one_line(str(error)) + _in_files(parser.files)) from error
     del settings["config"]
     made = command(**vars(settings))
-    for path in _config_files(words):
+    for path in parser.files:
         _refuse_code(path, made)
     return made
+
+
+def _in_files(files: Sequence[Path]) -> str:
+    """Where settings came from that were not typed."""
+    return f" (settings of {', '.join(map(str, files))})" if files else ""
 
 
 def _load_settings(text: str) -> object:

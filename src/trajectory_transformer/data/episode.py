@@ -235,7 +235,7 @@ def returns_to_go(
     return returns[:-1] if include_own else returns[1:]
 
 
-def save_npz(dataset: Dataset, path: str | Path) -> None:
+def save_npz(dataset: Dataset, path: str | Path, *, overwrite: bool = True) -> None:
     """Write a dataset to a `.npz` file: concatenated arrays of all episodes, their lengths, and metadata as JSON."""
     episodes = dataset.episodes
     arrays: dict[str, npt.NDArray[np.generic]] = {
@@ -258,7 +258,7 @@ def save_npz(dataset: Dataset, path: str | Path) -> None:
         arrays["goals"] = np.stack(goals)
     if maps:
         arrays["maps"] = np.stack(maps)
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with replacing(path, overwrite=overwrite) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 
@@ -17,12 +17,12 @@ import torch
 from trajectory_transformer.config import PRESETS, ModelConfig, PresetName, TokenConfig, TrainConfig, require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.sources import load_dataset
-from trajectory_transformer.files import replacing
+from trajectory_transformer.files import lock_folder, replacing
 from trajectory_transformer.gpu.backends import find_device, make_batch_maker, make_engine
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.results import write_result
 from trajectory_transformer.runs.memory import check_memory
-from trajectory_transformer.runs.metrics import JsonLines, MetricsWriter
+from trajectory_transformer.runs.metrics import JsonLines, MetricsWriter, last_record
 from trajectory_transformer.runs.settings import RUN, RunSettings
 from trajectory_transformer.runs.sources import data_to_resume, identity, open_or_build_shards
 from trajectory_transformer.tokens.checks import dataset_warnings
@@ -111,6 +111,8 @@ class Run:
         self.settings = settings
         self.folder = folder
         self.trainer = trainer
+        # Released when training ends, or with the process.
+        self.lock = lock_folder(folder) if folder is not None and trainer.world.leads else None
         self.writers: list[MetricsWriter] = []
         if folder is not None and trainer.world.leads:
             self.writers.append(JsonLines(folder / METRICS, trainer.step))
@@ -147,9 +149,19 @@ class Run:
                     self.save()
                 yield metrics
                 if stopping and not self.finished:
+                    self._release()
                     return
-        if self.finished and self.last is not None:
+        if self.finished and (self.last is not None or not self._has_result):
             self._write_result(time.perf_counter() - started, trainer.step - first, self.last)
+        self._release()
+
+    def _release(self) -> None:
+        if self.lock is not None:
+            self.lock.release()
+
+    @property
+    def _has_result(self) -> bool:
+        return self.folder is None or (self.folder / TRAINING).is_file()
 
     def save(self) -> None:
         """Write the state to resume from, then the checkpoint to use."""
@@ -157,10 +169,14 @@ class Run:
             self.trainer.save(self.folder / RESUME)
             self.trainer.model.save(self.folder)
 
-    def _write_result(self, seconds: float, steps: int, last: Metrics) -> None:
-        """Write time and losses as a result file; those of a resumed run are of its last part."""
+    def _write_result(self, seconds: float, steps: int, last: Metrics | None) -> None:
+        """Write time and losses as a result file; those of a resumed run are of its last part.
+
+        Without metrics of this process, because the kill came after the last step, they are those in the folder.
+        """
         if self.folder is None or not self.trainer.world.leads:
             return
+        known = last_record(self.folder / METRICS) if last is None else asdict(last)
         write_result(
             self.folder / TRAINING,
             name="train",
@@ -170,9 +186,9 @@ class Run:
             seconds=seconds,
             metrics={
                 "steps": steps,
-                "loss": last.loss,
-                **{f"loss_{kind}": value for kind, value in last.losses.items()},
-                "tokens_per_second": last.tokens_per_second,
+                **{name: known[name] for name in ("loss",) if name in known},
+                **{f"loss_{kind}": value for kind, value in known.get("losses", {}).items()},
+                **{name: known[name] for name in ("tokens_per_second",) if name in known},
             },
         )
 

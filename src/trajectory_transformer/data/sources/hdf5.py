@@ -134,7 +134,7 @@ def check_contents(path: Path, file: Any, names: Sequence[str] | None = None) ->
     check_size(path, declared)
 
 
-def save_hdf5(dataset: Dataset, path: str | Path) -> None:
+def save_hdf5(dataset: Dataset, path: str | Path, *, overwrite: bool = True) -> None:
     """Write a D4RL file, with `next_observations` so that final states are kept."""
     h5py = _h5py()
     episodes = dataset.episodes
@@ -155,7 +155,7 @@ def save_hdf5(dataset: Dataset, path: str | Path) -> None:
     if goals:
         arrays["infos/goal"] = np.concatenate(goals)
     # Only the latest file format allows attributes larger than 64 KiB.
-    with replacing(path) as temporary, h5py.File(temporary, "w", libver="latest") as file:
+    with replacing(path, overwrite=overwrite) as temporary, h5py.File(temporary, "w", libver="latest") as file:
         for name, values in arrays.items():
             file.create_dataset(name, data=values)
         file.attrs[_DESCRIPTION] = description(dataset)

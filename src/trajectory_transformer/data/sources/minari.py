@@ -1,5 +1,8 @@
 """Minari datasets: load by id, from local datasets or by download, and save local datasets."""
 
+import json
+import secrets
+import shutil
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +40,7 @@ from trajectory_transformer.data.spaces import (
     split_goal,
     total_dim,
 )
-from trajectory_transformer.files import parse_json
+from trajectory_transformer.files import parse_json, publish, read_json, write_atomically
 
 _DESCRIPTION = "trajectory_transformer"
 _TIMEOUT = 3.0  # seconds for the server to answer
@@ -213,8 +216,13 @@ def _unreachable(endpoint: str) -> str | None:
     return answer[0] if answer else f"no answer in {_TIMEOUT + 1:.0f} s"
 
 
-def save_minari(dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None = None) -> None:
-    """Write a local Minari dataset; goals become `desired_goal` of every step, missing rewards become 0."""
+def save_minari(
+    dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None = None, *, overwrite: bool = False
+) -> None:
+    """Write a local Minari dataset; goals become `desired_goal` of every step, missing rewards become 0.
+
+    It is written under a temporary id and renamed, so it appears complete or not at all.
+    """
     if dataset.map_shape:
         raise ValueError(f"{dataset_id}: only .npz files can store the maps of episodes; save to a .npz file")
     minari = _minari()
@@ -240,11 +248,16 @@ def save_minari(dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None =
     ]
     known = references_of(str(dataset.metadata.get("env", "")), dataset.metadata)
     packages = [name for name in ("gymnasium", "mujoco") if f"version.{name}" in dataset.metadata]
+    folder = import_module("minari.storage").get_dataset_path
+    if folder(dataset_id).exists() and not overwrite:
+        raise ValueError(f"Minari dataset {dataset_id}: cannot be written (it already exists)")
+    name, version = dataset_id.rsplit("-v", 1)
+    temporary_id = f"{name}-{secrets.token_hex(8)}-tmp-v{version}"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about missing authors and links
             stored = minari.create_dataset_from_buffers(
-                dataset_id,
+                temporary_id,
                 buffers,
                 env=None if env is None else env.spec,
                 observation_space=observation_space,
@@ -255,9 +268,21 @@ def save_minari(dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None =
                 ref_max_score=known.expert if known else None,
                 requirements=[f"{name}=={dataset.metadata[f'version.{name}']}" for name in packages],
             )
-    except ValueError as error:
-        raise ValueError(f"Minari dataset {dataset_id}: cannot be written ({error})") from error
-    stored.storage.update_metadata({_DESCRIPTION: description(dataset)})
+        stored.storage.update_metadata({_DESCRIPTION: description(dataset)})
+        _rename(Path(stored.storage.data_path) / "metadata.json", dataset_id)
+    except BaseException as error:
+        shutil.rmtree(folder(temporary_id), ignore_errors=True)
+        if isinstance(error, ValueError):
+            raise ValueError(f"Minari dataset {dataset_id}: cannot be written ({error})") from error
+        raise
+    if overwrite and folder(dataset_id).exists():
+        delete_minari(dataset_id)
+    publish(folder(temporary_id), folder(dataset_id), overwrite=False)
+
+
+def _rename(path: Path, dataset_id: str) -> None:
+    """Write the id into the metadata of a dataset; Minari itself refuses to change it."""
+    write_atomically(path, json.dumps({**read_json(path), "dataset_id": dataset_id}).encode())
 
 
 def _environment(dataset: Dataset) -> "gymnasium.Env[Any, Any] | None":
