@@ -74,3 +74,7 @@ def test_a_long_run_names_the_small_preset(
     words = ["train", "data.npz", "--model.window", 2, "--train.batch_size", 2, "--train.steps", 5, "--device", "cpu"]
     code, text = tt(*words, "--out", "run", "--preset", "default", "--model.width", 16)
     assert code == 0 and "minutes instead: --preset small" in " ".join(text.split()), text
+    code, text = tt(
+        "train", "data.npz", "--train.batch_size", 2, "--train.steps", 5, "--device", "cpu", "--out", "small"
+    )
+    assert code == 0 and " s each; fewer: --train.steps" in " ".join(text.split()), text

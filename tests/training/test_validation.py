@@ -181,6 +181,8 @@ def test_episodes_are_played_every_so_many_steps_and_change_nothing(tiny_dataset
         250: {"return": 4.0},
     }
     assert_identical(dict(model.gpt.state_dict()), dict(train_here(tiny_dataset, config).gpt.state_dict()))
+    with pytest.raises(ValueError, match="evaluate_every must be at least 1, got 0"):
+        train_here(tiny_dataset, evaluate=play, evaluate_every=0)
     with pytest.raises(ValueError, match="evaluate and evaluate_every belong together, got evaluate_every 75"):
         train_here(tiny_dataset, evaluate_every=75)
 
@@ -197,6 +199,8 @@ def test_tt_train_plays_episodes_of_the_environment(
     assert {line["step"]: line["evaluation"]["return_n"] for line in lines if "evaluation" in line} == {4: 1.0, 6: 1.0}
     assert "step 4: success_rate " in capsys.readouterr().out
     assert "success_rate" in Path("run/report.html").read_text()
+    assert main(["train", "rooms.npz", "--out", "other", *words[:-1], "0"]) == 2
+    assert "evaluate_episodes must be at least 1, got 0" in capsys.readouterr().err
     save_dataset(Dataset(load_dataset("rooms.npz").episodes), "nameless.npz")
     assert main(["train", "nameless.npz", "--out", "other", *words]) == 2
     assert "names no environment" in capsys.readouterr().err and not Path("other").exists()

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import torch
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -56,6 +55,8 @@ class RunGrid:
 
     def execute(self) -> None:
         """Run everything, show the progress, and write a table of the results."""
+        import torch
+
         assert self.grid is not None, "required"
         require(self.parallel is None or self.parallel >= 1, "--parallel must be at least 1", self.parallel)
         require(

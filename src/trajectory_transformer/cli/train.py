@@ -210,9 +210,11 @@ def _tell_time(seconds: float, trainer: "Trainer") -> None:
     if left > LONG_SECONDS:
         hours, minutes = int(left // 3600), int(left % 3600 // 60)
         text = f"{hours} h {minutes} min" if hours else f"{minutes} min"
+        is_small = trainer.model.gpt.config == PRESETS["small"].model
         console.print(
-            f"about {text} for {trainer.total_steps - trainer.step:,} more steps at {seconds:.2g} s each; minutes "
-            "instead: --preset small; by hand: --train.steps, --model.window, --model.width, --train.batch_size"
+            f"about {text} for {trainer.total_steps - trainer.step:,} more steps at {seconds:.2g} s each; "
+            + ("" if is_small else "minutes instead: --preset small; ")
+            + "fewer: --train.steps, shorter: --model.window, --model.width, --train.batch_size"
         )
 
 

@@ -39,8 +39,8 @@ RESUME, METRICS, TRAINING = "resume.safetensors", "metrics.jsonl", "training.jso
 LAST = "last"  # folder of the last step's checkpoint, where the run folder holds the best one
 
 SMALL = (
-    "training on a CPU with the preset small (2 layers of width 64, 3,000 steps: minutes); the full model, better on a "
-    "GPU: preset default"
+    "training on a CPU with the preset small (2 layers of width 64, 3,000 steps: minutes); the full model takes hours: "
+    "preset default"
 )
 
 Play = Callable[[TrajectoryModel], Mapping[str, float]]
@@ -100,6 +100,7 @@ def train(
         "evaluate and evaluate_every belong together",
         f"evaluate_every {evaluate_every}",
     )
+    require(evaluate_every is None or evaluate_every >= 1, "evaluate_every must be at least 1", evaluate_every)
     chosen = PRESETS[preset or preset_for(device)]
     folder = None if out is None else Path(out)
     if resume and folder is not None and (folder / RUN).is_file():
@@ -301,7 +302,10 @@ def start_run(
     `dataset` holds the episodes where they are in memory, else they are read from `settings.dataset`.
     """
     require(settings.seed >= 0, "the seed must not be negative", settings.seed)
+    every, episodes = settings.evaluate_every, settings.evaluate_episodes
     require(settings.checkpoint_every >= 1, "checkpoint_every must be at least 1", settings.checkpoint_every)
+    require(every is None or every >= 1, "evaluate_every must be at least 1", every)
+    require(episodes >= 1, "evaluate_episodes must be at least 1", episodes)
     world = world or World()
     if folder is not None and folder.exists() and world.leads:
         raise ValueError(f"{folder} exists already; choose another folder, or remove it")
