@@ -1,5 +1,6 @@
 """Checkpoint folders: written and read back; broken ones raise errors that name the file."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -38,7 +39,8 @@ def test_saved_checkpoints_load_unchanged(folder: Path) -> None:
 def test_a_checkpoint_consists_of_two_files(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == sorted([WEIGHTS, DESCRIPTION])
     written = json.loads((folder / DESCRIPTION).read_text())
-    assert written == {"format": FORMAT, "kind": KIND, "model": {"width": 3}}
+    digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+    assert written == {"format": FORMAT, "kind": KIND, "weights_sha256": [digest], "model": {"width": 3}}
 
 
 def test_a_checkpoint_can_be_overwritten(folder: Path) -> None:

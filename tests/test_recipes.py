@@ -51,7 +51,7 @@ def test_every_antmaze_recipe_collects_a_million_steps_with_the_walker(ant_polic
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("env: [", r"bad\.yaml: a recipe needs env and parts"),
+        ("env: [", r"bad\.yaml: not valid YAML"),
         ("parts: []", r"bad\.yaml: a recipe needs env and parts, each with policy and steps \('env'\)"),
         ("env: A\nparts: [{policy: random, steps: 0}]", r"bad\.yaml: steps must be at least 1, got 0"),
     ],

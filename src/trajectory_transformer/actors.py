@@ -72,6 +72,11 @@ class ActorSpec:
         return self.script is None and Path(self.name).suffix in _SUFFIXES
 
     @property
+    def runs_code(self) -> bool:
+        """Whether making the policy runs code: that of a module, or the pickles of Stable-Baselines3."""
+        return self.script is None and (Path(self.name).suffix == ".zip" or (":" in self.name and not self.is_file))
+
+    @property
     def label(self) -> str:
         """A name without folders that is unique in a dataset; the random stream of an episode is derived from it."""
         words = [Path(self.name).stem if self.is_file else self.name]

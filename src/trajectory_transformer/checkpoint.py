@@ -4,30 +4,51 @@ Files are written atomically (see `files`), so a reader never finds a part of a 
 version 0.1; the functions at the end rename its settings.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping
+import logging
+import mmap
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from trajectory_transformer.config import ModelConfig, TokenConfig
-from trajectory_transformer.files import write_atomically
+from trajectory_transformer.files import naming, read_json, write_atomically
+
+log = logging.getLogger(__name__)
 
 FORMAT = 2
 KIND = "trajectory-transformer"
 WEIGHTS = "weights.safetensors"
 DESCRIPTION = "checkpoint.json"
+DIGEST = "weights_sha256"
+_CONTENT = "sha256"
 
 Description = dict[str, dict[str, Any]]  # sections by name; the dataclass built from a section checks it
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write named tensors and metadata to a safetensors file."""
+    """Write named tensors and metadata to a safetensors file, with a digest of both."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, to_safetensors(on_cpu, dict(metadata or {})))
+    known = dict(metadata or {})
+    write_atomically(path, to_safetensors(on_cpu, known | {_CONTENT: _content_digest(on_cpu, known)}))
+
+
+def _content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """SHA-256 of tensors and metadata, whatever their order in a file."""
+    digest = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -35,26 +56,48 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: the file is missing; a checkpoint folder needs {WEIGHTS} and {DESCRIPTION}")
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a complete safetensors file; it may be truncated ({error})") from error
+    broken = "not a complete safetensors file; it may be truncated"
+    with naming(path, broken, SafetensorError, TypeError, OSError), safe_open(str(path), framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = dict(file.metadata() or {})
+    stored = metadata.pop(_CONTENT, None)
+    if stored is not None and stored != _content_digest(tensors, metadata):
+        raise ValueError(f"{path}: the file is damaged: its contents do not have the SHA-256 that it stores")
+    return tensors, metadata
 
 
 def save_checkpoint(
     folder: str | Path, tensors: Mapping[str, Tensor], description: Mapping[str, object], kind: str = KIND
 ) -> None:
-    """Write both files of a checkpoint; the folder is created if necessary."""
+    """Write both files of a checkpoint; the folder is created if necessary.
+
+    The description comes first, with the digests of the weights to come and of those before: whenever a kill comes,
+    the folder holds weights that its description knows.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / WEIGHTS, tensors)
-    content = {"format": FORMAT, "kind": kind, **description}
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    weights: bytes = to_safetensors(on_cpu)
+    digests = [hashlib.sha256(weights).hexdigest()]
+    if (folder / WEIGHTS).is_file():
+        digests += [before for before in [_digest(folder / WEIGHTS)] if before not in digests]
+    content = {"format": FORMAT, "kind": kind, DIGEST: digests, **description}
     write_atomically(folder / DESCRIPTION, (json.dumps(content, indent=2) + "\n").encode())
+    write_atomically(folder / WEIGHTS, weights)
 
 
 def load_checkpoint(folder: str | Path, kind: str = KIND) -> tuple[dict[str, Tensor], Description]:
     """Read both files of a checkpoint; raises a ValueError that names the file if one is missing or invalid."""
+    with opened_checkpoint(folder, kind) as content:
+        return content
+
+
+@contextmanager
+def opened_checkpoint(folder: str | Path, kind: str = KIND) -> Iterator[tuple[dict[str, Tensor], Description]]:
+    """Read both files of a checkpoint. The digest of the weights is computed during the block and checked at its end.
+
+    Building a model takes longer than hashing its weights, so the check takes hardly any time.
+    """
     folder = Path(folder)
     description = _read_description(folder)
     if description.get("kind") != kind:
@@ -65,10 +108,55 @@ def load_checkpoint(folder: str | Path, kind: str = KIND) -> tuple[dict[str, Ten
             f"{folder / DESCRIPTION}: checkpoint format {version} is not supported, expected at most {FORMAT}; "
             "upgrade trajectory-transformer"
         )
-    tensors = read_tensors(folder / WEIGHTS)[0]
-    if version < 2:
-        tensors = {name.replace("gpt.context_encoder.", "gpt.map_encoder."): value for name, value in tensors.items()}
-    return tensors, description
+    with ThreadPoolExecutor(1) as pool:
+        digest = pool.submit(_digest, folder / WEIGHTS) if (folder / WEIGHTS).is_file() else None
+        tensors = read_tensors(folder / WEIGHTS)[0]
+        if version < 2:
+            old, new = "gpt.context_encoder.", "gpt.map_encoder."
+            tensors = {name.replace(old, new): value for name, value in tensors.items()}
+        yield tensors, description
+        assert digest is not None, "the weights were read"
+        _check_digest(folder, description, digest.result())
+
+
+def _digest(path: Path) -> str:
+    if not path.stat().st_size:
+        return hashlib.sha256().hexdigest()
+    # In one call: hashing in pieces would wait for the interpreter lock after each of them.
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return hashlib.sha256(content).hexdigest()
+
+
+def _check_digest(folder: Path, description: Mapping[str, Any], found: str) -> None:
+    """Refuse weights that are not those that the description belongs to."""
+    if DIGEST not in description:
+        log.warning("%s: no SHA-256 of the weights is stored, so they cannot be checked for damage", folder)
+        return
+    # Training may have written both files between our two reads.
+    known = [description[DIGEST], _read_description(folder).get(DIGEST)]
+    if not any(isinstance(each, list) and found in each for each in known):
+        raise ValueError(
+            f"{folder / WEIGHTS}: the file is damaged or belongs to another checkpoint: its SHA-256 {found[:16]}... is "
+            f"not the one in {folder / DESCRIPTION}"
+        )
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are not finite."""
+    for name, value in tensors.items():
+        # NaN is the smallest and the largest of all; five times faster than a look at every number.
+        if value.is_floating_point() and value.numel() and not torch.stack(torch.aminmax(value)).isfinite().all():
+            raise ValueError(f"{name} has NaN or infinite values")
+
+
+def check_stored(tensors: Mapping[str, Tensor], *, layers: int, numbers: int) -> None:
+    """Refuse a description of more layers, or of more weights, than were stored: sizes are checked before building."""
+    stored = sum(prod(tensor.shape) for tensor in tensors.values())
+    if layers > len(tensors) or numbers > stored:
+        raise ValueError(
+            f"the description has {layers} layers of {numbers:,} numbers, the weights hold {len(tensors)} tensors of "
+            f"{stored:,} numbers"
+        )
 
 
 def checkpoint_kind(folder: str | Path) -> object:
@@ -83,10 +171,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder}: no such checkpoint folder")
     if not path.is_file():
         raise ValueError(f"{path}: the file is missing; a checkpoint folder needs {WEIGHTS} and {DESCRIPTION}")
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON; the file may be truncated ({error})") from error
+    description = read_json(path)
     if not isinstance(description, dict):
         raise ValueError(f"{path}: not the description of a {KIND} checkpoint")
     return description

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import time
 import zlib
 from collections import deque
@@ -287,9 +288,18 @@ def play_episodes(job: Job, indices: Sequence[int]) -> _Batch:
 
 
 def _initialize_worker() -> None:
-    """Use one core per process, and leave Ctrl-C to the parent process."""
+    """Use one core per process, leave Ctrl-C to the parent process, and end with it."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent was killed: it would wait for more work forever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker has a parent"
+    parent.join()
+    os._exit(1)
 
 
 @dataclass

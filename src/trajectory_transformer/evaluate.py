@@ -1,9 +1,8 @@
 """Play episodes with a planner or any other policy, and report return, success rate and normalised score."""
 
-import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from trajectory_transformer.config import FIRST_SEED, SearchConfig, require
 from trajectory_transformer.data.episode import Episode, Metadata
 from trajectory_transformer.data.scores import References, normalized_score, references_of
 from trajectory_transformer.data.spaces import action_leaf
+from trajectory_transformer.files import parse_json
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import Planner, PlanningPolicy
 from trajectory_transformer.results import summarize
@@ -41,6 +41,7 @@ def evaluate(
     seed: int = FIRST_SEED,
     env_options: Mapping[str, Any] | None = None,
     on_episode: Callable[[Episode], None] | None = None,
+    trust: bool = False,
 ) -> Evaluation:
     """Play episodes in an environment.
 
@@ -52,12 +53,13 @@ def evaluate(
         seed: episode i is reset with seed + i.
         env_options: arguments of the environment's constructor; None: those of the dataset, in its environment.
         on_episode: called with every episode that ends.
+        trust: also import the module of an environment `module:Id-v0` that only the dataset names.
     """
     require(episodes >= 1, "the number of episodes must be at least 1", episodes)
     require(num_envs >= 1, "the number of environments must be at least 1", num_envs)
     require(seed >= 0, "the seed must not be negative", seed)
     metadata = metadata_of(planner)
-    env_id, options = environment_of(metadata, env, env_options)
+    env_id, options = environment_of(metadata, env, env_options, trust=trust)
     policy = planner.policy() if isinstance(planner, Planner) else planner
     started = time.perf_counter()
     envs = make_envs(env_id, min(num_envs, episodes), options)
@@ -89,16 +91,24 @@ def metadata_of(planner: Planner | Policy) -> Metadata:
 
 
 def environment_of(
-    metadata: Metadata, env: str | None, env_options: Mapping[str, Any] | None
+    metadata: Metadata, env: str | None, env_options: Mapping[str, Any] | None, *, trust: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """Id and constructor arguments of the environment to play in; a dataset's metadata fills in what is not given."""
+    """Id and constructor arguments of the environment to play in; a dataset's metadata fills in what is not given.
+
+    An id `module:Id-v0` runs the code of a module. One that only the dataset names is refused without `trust`.
+    """
     env_id = env or metadata.get("env")
     if not isinstance(env_id, str):
         raise ValueError("the dataset of this model names no environment: give one (--env)")
+    if env is None and ":" in env_id and not trust:
+        raise ValueError(
+            f"the dataset of this model names the environment {env_id!r}, which would import a module: name it "
+            "yourself with --env, or pass --trust true if you trust where the model came from"
+        )
     if env_options is not None:
         return env_id, dict(env_options)
     same = env_id == metadata.get("env")
-    options = json.loads(str(metadata.get("env_options", "{}"))) if same else {}
+    options = parse_json(str(metadata.get("env_options", "{}")), "env_options of this model") if same else {}
     if not isinstance(options, dict):
         raise ValueError(f"env_options in the metadata of this model must be a mapping, got {options!r}")
     return env_id, options
@@ -153,11 +163,11 @@ def rate_interval(name: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{name}_low": max(middle - half, 0.0), f"{name}_high": min(middle + half, 1.0)}
 
 
-def latency_metrics(plan_seconds: Sequence[float]) -> dict[str, float]:
+def latency_metrics(plan_seconds: Collection[float]) -> dict[str, float]:
     """Percentiles of the planning time in milliseconds; one plan may serve many environments at once."""
     if not plan_seconds:
         return {}
-    p50, p90, p99 = np.quantile(np.asarray(plan_seconds) * 1000.0, [0.5, 0.9, 0.99])
+    p50, p90, p99 = np.quantile(np.array(list(plan_seconds)) * 1000.0, [0.5, 0.9, 0.99])
     return {"plan_ms_p50": float(p50), "plan_ms_p90": float(p90), "plan_ms_p99": float(p99)}
 
 

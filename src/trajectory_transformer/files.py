@@ -1,4 +1,4 @@
-"""Atomic writes, and modules of the user.
+"""Atomic writes, JSON and YAML that others wrote, and modules of the user.
 
 A write goes to a temporary file or folder, which is then renamed over the target.
 
@@ -6,13 +6,20 @@ A reader finds the old content or the new content, never a part of it. A writer 
 `NAME.*.tmp` next to the target. It does not block later writers and can be deleted.
 """
 
+import json
 import os
+import platform
 import secrets
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
+
+LOCK = "lock"  # file of a run folder that its training holds
+_MAX_YAML = 2**20  # bytes; settings and recipes are written by hand
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
@@ -22,32 +29,175 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replacing(path: str | Path, *, overwrite: bool = True) -> Iterator[Path]:
     """Yield a temporary path next to `path`, and rename it to `path` when the block succeeds.
 
     The block must create a file or a folder at the temporary path. It is flushed to disk before the rename, and removed
-    if the block raises. Missing parent folders are created. An existing file is replaced; an existing folder can only
-    be replaced if it is empty.
+    if the block raises. Missing parent folders are created. An existing file is replaced, or without `overwrite` kept;
+    an existing folder can only be replaced if it is empty.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         yield temporary
-        for written in [*(temporary.rglob("*") if temporary.is_dir() else ()), temporary]:
-            _sync(written)
-        temporary.replace(target)
+        publish(temporary, target, overwrite=overwrite)
+    except FileExistsError:
+        raise  # the work of the block is kept
     except BaseException:
         _remove(temporary)
         raise
+
+
+def publish(temporary: Path, target: Path, *, overwrite: bool = True) -> None:
+    """Flush a file or folder to disk and rename it.
+
+    Without `overwrite`, a target that another process has made meanwhile is an error, and the temporary path stays.
+    """
+    for written in [*(temporary.rglob("*") if temporary.is_dir() else ()), temporary]:
+        _sync(written)
+    if overwrite:
+        temporary.replace(target)
+    else:
+        _publish_new(temporary, target)
     # The rename itself is an entry of the parent folder, which has to be flushed too.
     _sync(target.parent)
+
+
+def _publish_new(temporary: Path, target: Path) -> None:
+    """Rename to a path that does not exist, also if several processes try at the same moment."""
+    try:
+        if temporary.is_dir():
+            if target.exists():
+                raise FileExistsError
+            temporary.rename(target)  # fails if a folder with content has appeared
+        else:
+            target.hardlink_to(temporary)  # unlike a rename, it fails if the target exists
+            temporary.unlink()
+    except OSError as error:
+        if target.exists():
+            raise FileExistsError(
+                f"{target} was created by another process meanwhile; what was written here is kept as {temporary}"
+            ) from error
+        temporary.rename(target)  # a file system without hard links
+
+
+@contextmanager
+def naming(place: str | Path, what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds, and ValueErrors that do not name the file, into a ValueError that does."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, (ValueError, *kinds)):
+            raise
+        if isinstance(error, ValueError) and str(place) in str(error):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{place}: {what} ({reason})") from error
+
+
+def read_json(path: str | Path) -> Any:
+    """The content of a JSON file; a ValueError that names the file if it is damaged."""
+    return parse_json(Path(path).read_bytes(), str(path))
+
+
+def parse_json(text: str | bytes, place: str) -> Any:
+    """The content of JSON text; `place` names its source in errors."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # also text that is not UTF-8, and numbers of thousands of digits
+        raise ValueError(f"{place}: not valid JSON; the file may be truncated ({error})") from error
+
+
+def read_yaml(path: Traversable) -> Any:
+    """The content of a YAML file; a ValueError that names the file if it is damaged or has aliases."""
+    with path.open("rb") as file:
+        content = file.read(_MAX_YAML + 1)
+    if len(content) > _MAX_YAML:
+        raise ValueError(f"{path}: a YAML file may have at most {_MAX_YAML:,} bytes")
+    return parse_yaml(content, str(path))
+
+
+def parse_yaml(text: str | bytes, place: str) -> Any:
+    """The content of YAML text; `place` names its source in errors.
+
+    Aliases are refused: a few hundred bytes of them can stand for billions of entries.
+    """
+    import yaml  # not needed by most commands
+
+    try:
+        alias = next((event for event in yaml.parse(text, yaml.SafeLoader) if isinstance(event, yaml.AliasEvent)), None)
+        if alias is None:
+            return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{place}: not valid YAML ({' '.join(str(error).split())})") from error
+    raise ValueError(f"{place}: YAML aliases (*{alias.anchor}) are not supported; write the value out")
 
 
 def allow_local_modules() -> None:
     """Let modules in the working directory be imported, as `python -m` does: `--env module:Id-v0`."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+
+
+class FolderInUseError(ValueError):
+    """Another process works in a folder."""
+
+
+class FolderLock:
+    """A folder that belongs to this process until `release`, or until the process ends in any way."""
+
+    def __init__(self, path: Path, descriptor: int, before: str) -> None:
+        """Hold an open and locked file."""
+        self.path = path
+        self.before = before  # what a process that was killed has left in the file
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        """Let others work in the folder."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> "FolderLock":
+        """Hold the folder for a block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release it."""
+        self.release()
+
+    def __del__(self) -> None:
+        """Release it with the last reference."""
+        self.release()
+
+
+def lock_folder(folder: Path, name: str = LOCK, note: str = "") -> FolderLock:
+    """Take a folder for this process, by a file in it with the process and a note; an error says who has it.
+
+    The operating system releases the lock of a process that was killed. The file stays.
+    """
+    path = folder / name
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    before = os.read(descriptor, 2**16).decode(errors="replace")
+    try:
+        _lock(descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        holder = before.partition("\n")[0] or "another process"
+        raise FolderInUseError(f"{folder}: in use by {holder}; wait until it ends, or stop it") from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}\n{note}".encode(), 0)
+    return FolderLock(path, descriptor, before)
+
+
+def _lock(descriptor: int) -> None:
+    """Lock an open file, or raise an OSError at once."""
+    try:
+        import fcntl
+    except ImportError:
+        return  # not POSIX
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _sync(path: Path) -> None:

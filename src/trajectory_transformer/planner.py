@@ -3,6 +3,7 @@
 import logging
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from trajectory_transformer.search.noise import Noise
 from trajectory_transformer.search.objectives import discounted_return
 
 log = logging.getLogger(__name__)
+
+MAX_TIMES = 100_000  # a controller may run for months
 
 TokenArray = npt.NDArray[np.int64]
 PlanKind = Literal["return", "imitate", "goal"]
@@ -209,7 +212,7 @@ class PlanningPolicy:
                 "search.first_action needs a past that tells where an episode begins, got a search.context of "
                 f"{config.context} in a window of {window}"
             )
-        self.plan_seconds: list[float] = []  # time of every search
+        self.plan_seconds: deque[float] = deque(maxlen=MAX_TIMES)  # times of the last searches
         self.num_states = 0  # states planned from
         self.num_outside = 0  # of them, those far outside the range of the training data
         self._memories: list[_Memory] = []

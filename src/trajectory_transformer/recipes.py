@@ -7,10 +7,9 @@ from importlib.resources.abc import Traversable
 from pathlib import Path, PurePath
 from typing import Any
 
-import yaml
-
 from trajectory_transformer.actors import parse_actor
 from trajectory_transformer.collect import Part
+from trajectory_transformer.files import read_yaml
 
 
 @dataclass(frozen=True)
@@ -28,22 +27,35 @@ class Recipe:
     collect_options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_recipe(name: str | Path, policies: str | Path | None = None) -> Recipe:
-    """Read a recipe by name or path; `policies` is the folder with the actor files that the recipe names."""
+def read_recipe(name: str | Path, policies: str | Path | None = None, *, trust: bool = False) -> Recipe:
+    """Read a recipe by name or path; `policies` is the folder with the actor files that the recipe names.
+
+    A recipe from a file may name policies and environments that run code only with `trust`.
+    """
     source = find_recipe(name)
+    content = read_yaml(source)
     try:
-        content = yaml.safe_load(source.read_text(encoding="utf-8"))
         env, entries = str(content["env"]), [(str(each["policy"]), int(each["steps"])) for each in content["parts"]]
         options = [dict(content.get(key, {})) for key in ("env_options", "collect_options")]
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{source}: a recipe needs env and parts, each with policy and steps ({reason})") from error
+    needs_trust = isinstance(source, Path) and not trust
+    if needs_trust and ":" in env:
+        raise ValueError(_untrusted(source, "environment", env))
     parts = []
     for policy, steps in entries:
         if steps < 1:
             raise ValueError(f"{source}: steps must be at least 1, got {steps}")
-        parts.append(Part(parse_actor(policy, policies), steps=steps))
+        actor = parse_actor(policy, policies)
+        if needs_trust and actor.runs_code:
+            raise ValueError(_untrusted(source, "policy", policy))
+        parts.append(Part(actor, steps=steps))
     return Recipe(PurePath(source.name).stem, env, tuple(parts), *options)
+
+
+def _untrusted(source: Traversable, what: str, name: str) -> str:
+    return f"{source}: the {what} {name!r} would run code; pass --trust true if you trust where the recipe came from"
 
 
 def find_recipe(name: str | Path) -> Traversable:

@@ -36,7 +36,8 @@ def test_a_vanished_setting_in_a_config_file_names_its_successor(tt: Run, tmp_pa
     group, _, name = flag.partition(".")
     (tmp_path / "old.yaml").write_text(f"{group}: {{{name}: 1}}\n" if name else f"{group}: 1\n")
     command = "evaluate" if group == "search" else "train"
-    assert tt(command, "x", "--config", "old.yaml") == (2, f"tt {command}: error: --{flag} {RENAMED[flag]}\n")
+    expected = f"tt {command}: error: --{flag} {RENAMED[flag]} (settings of old.yaml)\n"
+    assert tt(command, "x", "--config", "old.yaml") == (2, expected)
 
 
 def test_successors_that_are_flags_exist() -> None:

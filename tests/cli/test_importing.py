@@ -129,3 +129,20 @@ def test_a_dataset_or_heads_that_do_not_fit_are_refused(data: Path, capsys: pyte
 def test_an_imported_run_is_not_written_over(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("there").mkdir()
     refused(["import", STATE, "--dataset", data, "--out", "there"], capsys, "there exists already")
+
+
+def test_hostile_states_are_refused(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = torch.load(STATE, weights_only=True)
+    broken: dict[str, tuple[dict[str, Tensor], str]] = {
+        "nan.pt": (state | {"pos_emb": torch.full_like(state["pos_emb"], torch.nan)}, "pos_emb has NaN or infinite"),
+        # A hundred bytes that stand for 40 TB.
+        "spread.pt": (state | {"pos_emb": torch.zeros(1).expand(1, 10**7, 10**6)}, "declare contents of"),
+        "complex.pt": (state | {"pos_emb": torch.zeros(1, 4, 4, device="meta")}, "pos_emb|not weights"),
+    }
+    for name, (content, pattern) in broken.items():
+        torch.save(content, tmp_path / name)
+        refused(["import", name, "--dataset", data], capsys, f"{name}: .*({pattern})")
+    cut = STATE.read_bytes()
+    for size in (0, 10, len(cut) // 2, len(cut) - 10):
+        (tmp_path / "cut.pt").write_bytes(cut[:size])
+        refused(["import", "cut.pt", "--dataset", data], capsys, r"cut.pt: ")

@@ -180,7 +180,7 @@ def test_own_environments_are_found_in_the_working_folder(tt: Run, refused: Refu
     assert code == 0, text
     code, text = tt("train", "x.npz", "--out", "run", *TINY)
     assert code == 0, text
-    code, text = tt("evaluate", "run", "--episodes", 1, *SEARCH, "--video", "x.gif")
+    code, text = tt("evaluate", "run", "--episodes", 1, *SEARCH, "--video", "x.gif", "--trust", "true")
     assert code == 0, text
     assert "homemade:Home-v0" in text
     with Image.open("x.gif") as video:  # 6 different frames, the last one held to the end

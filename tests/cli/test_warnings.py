@@ -10,9 +10,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from trajectory_transformer import Dataset, Dimension, Episode, Planner, SearchConfig, TrajectoryModel, save_dataset
+from trajectory_transformer.checkpoint import save_checkpoint
 from trajectory_transformer.cli import main
 from trajectory_transformer.runs import memory
 
@@ -99,11 +100,16 @@ def test_one_bin_is_refused(refused: Refused) -> None:
     refused(r"tokens\.num_bins must be at least 2: one bin tells nothing, got 1", "train", "x", "--tokens.num_bins", 1)
 
 
+def description_of(run: Path) -> dict[str, object]:
+    description: dict[str, object] = json.loads((run / "checkpoint.json").read_text())
+    return {name: value for name, value in description.items() if name not in ("format", "kind", "weights_sha256")}
+
+
 def test_weights_that_are_not_finite_are_refused(refused: Refused, pole: Path, tmp_path: Path) -> None:
     shutil.copytree(pole, tmp_path / "run")
     weights = load_file(tmp_path / "run/weights.safetensors")
     weights["gpt.heads"][0, 0, 0] = torch.nan
-    save_file(weights, tmp_path / "run/weights.safetensors")
+    save_checkpoint(tmp_path / "run", weights, description_of(tmp_path / "run"))
     refused(r"run: the weights are not finite \(heads has NaN", "evaluate", "run", *SEARCH)
     with pytest.raises(ValueError, match="the weights are not finite"):
         Planner("run")

@@ -1,8 +1,10 @@
 """A trained baseline: networks of one or several training seeds, what scales their inputs, and the policy they make."""
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ from torch import Tensor
 from trajectory_transformer.baselines.algorithm import Algorithm, Settings, Sizes
 from trajectory_transformer.baselines.data import Scaling
 from trajectory_transformer.baselines.presets import changed, find_preset, settings_dict
-from trajectory_transformer.checkpoint import load_checkpoint, save_checkpoint
+from trajectory_transformer.checkpoint import check_finite, check_stored, load_checkpoint, save_checkpoint
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import FloatArray, Metadata
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.planner import MAX_TIMES
 from trajectory_transformer.rollout import Dims, Step
 from trajectory_transformer.search.beam import Objective
 from trajectory_transformer.search.objectives import QFunction, q_guided
@@ -31,7 +34,7 @@ class BaselinePolicy:
         """Act with an algorithm that has a single learner."""
         self.dims = dims
         self.metadata = metadata
-        self.plan_seconds: list[float] = []  # time of every call of `act`
+        self.plan_seconds: deque[float] = deque(maxlen=MAX_TIMES)  # times of the last calls of `act`
         self._actor = algorithm.make_actor(scaling)
 
     def act(self, step: Step) -> FloatArray:
@@ -161,7 +164,12 @@ class Baseline:
             name, settings = description["algorithm"]["name"], description["algorithm"]["settings"]
             dims, seeds = Dims(**description["dims"]), tuple(int(seed) for seed in description["seeds"])
             preset = find_preset(name)
-            algorithm = preset.algorithm(changed(preset.settings, settings), sizes_of(dims), seeds, device)
+            chosen = changed(preset.settings, settings)
+            sizes = [max(dims.observation + dims.goal, dims.action), *chosen.hidden]
+            numbers = len(seeds) * sum(inputs * outputs for inputs, outputs in pairwise(sizes))
+            check_stored(tensors, layers=len(chosen.hidden), numbers=numbers * getattr(chosen, "num_networks", 1))
+            check_finite(tensors)
+            algorithm = preset.algorithm(chosen, sizes_of(dims), seeds, device)
             scaling = Scaling(**{field.name: tensors.pop(_SCALING + field.name) for field in fields(Scaling)})
             for key, group in algorithm.groups.items():
                 for inner, value in group.tensors.items():

@@ -20,7 +20,7 @@ from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.sources import Columns, load_dataset
 from trajectory_transformer.data.sources.columns import parse_columns
-from trajectory_transformer.files import replacing, write_atomically
+from trajectory_transformer.files import lock_folder, naming, read_json, replacing, write_atomically
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.results import write_result
 from trajectory_transformer.rollout import Dims
@@ -59,13 +59,14 @@ class BaselineRunSettings:
     @classmethod
     def read(cls, folder: Path) -> "BaselineRunSettings":
         """The settings of a run folder."""
-        try:
-            stored = json.loads((folder / RUN).read_text())
+        kinds = (KeyError, TypeError, AttributeError)
+        with naming(folder / RUN, "not the description of a baseline's run", *kinds):
+            stored = read_json(folder / RUN)
             if stored.get("columns") is not None:
                 stored["columns"] = parse_columns(stored["columns"], str(folder / RUN), complete=False)
-            return cls(**{**stored, "seeds": tuple(stored["seeds"])})
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder / RUN}: not the description of a baseline's run ({error})") from error
+            settings = cls(**{**stored, "seeds": tuple(stored["seeds"])})
+            changed(find_preset(settings.algorithm).settings, settings.settings)  # refuses what the algorithm would
+            return settings
 
 
 def train_baseline(
@@ -151,6 +152,8 @@ class BaselineRun:
         self.folder = folder
         self.trainer = trainer
         self.baseline = baseline
+        # Released when training ends, or with the process.
+        self._lock = None if folder is None else lock_folder(folder)
         self._writer = None if folder is None else JsonLines(folder / METRICS, trainer.step)
 
     @property
@@ -174,9 +177,15 @@ class BaselineRun:
                     self.save()
                 yield metrics
                 if stopping and not self.finished:
+                    self._release()
                     return
-        if self.finished and last is not None:
+        if self.finished and (last is not None or (self.folder is not None and not (self.folder / TRAINING).is_file())):
             self._write_result(time.perf_counter() - started, trainer.step - first, last)
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def save(self) -> None:
         """Write the state to resume from, then the checkpoint to use."""
@@ -184,8 +193,11 @@ class BaselineRun:
             self.trainer.save(self.folder / RESUME)
             self.baseline.save(self.folder)
 
-    def _write_result(self, seconds: float, steps: int, last: BaselineMetrics) -> None:
-        """Write time and losses as a result file; those of a resumed run are of its last part."""
+    def _write_result(self, seconds: float, steps: int, last: BaselineMetrics | None) -> None:
+        """Write time and losses as a result file; those of a resumed run are of its last part.
+
+        Without metrics, because the kill came after the last step, it has no losses.
+        """
         if self.folder is None:
             return
         write_result(
@@ -197,7 +209,7 @@ class BaselineRun:
             seconds=seconds,
             metrics={
                 "steps": steps,
-                **{f"loss_{name}": sum(values) / len(values) for name, values in last.losses.items()},
+                **{f"loss_{name}": sum(values) / len(values) for name, values in (last.losses if last else {}).items()},
                 "steps_per_second": steps / seconds,
             },
         )
@@ -215,14 +227,15 @@ def start_baseline(
         raise ValueError(f"{folder} exists already; choose another folder with --out or remove it")
     whole = changed(find_preset(settings.algorithm).settings, settings.settings)
     settings = replace(settings, settings=settings_dict(whole))
-    run = _make_run(settings, folder, device, dataset)
-    if folder is not None:
-        run.settings = _described(settings, dataset)
-        with replacing(folder) as temporary:
-            temporary.mkdir(parents=True)
-            run.settings.write(temporary)
-            BaselineRun(run.settings, temporary, run.trainer, run.baseline).save()
-    return run
+    run = _make_run(settings, None, device, dataset)
+    if folder is None:
+        return run
+    settings = _described(settings, dataset)
+    with replacing(folder) as temporary:
+        temporary.mkdir(parents=True)
+        settings.write(temporary)
+        BaselineRun(settings, temporary, run.trainer, run.baseline).save()
+    return BaselineRun(settings, folder, run.trainer, run.baseline)
 
 
 def resume_baseline(folder: Path, dataset: Dataset | str | Path | None = None, *, device: torch.device) -> BaselineRun:

@@ -182,7 +182,10 @@ class BaselineTrainer(Generic[BatchT]):
                 if value.shape != tensors[name].shape:
                     raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, expected {tuple(value.shape)}")
                 value.copy_(tensors[name])
-            self.step = int(metadata["step"])
+            step = int(metadata["step"])
+            if not 0 <= step <= self.total_steps:
+                raise ValueError(f"a run of {self.total_steps} steps cannot be at step {step}")
+            self.step = step
         except KeyError as error:
             raise ValueError(f"{path}: the tensor or step {error} is missing") from error
         except ValueError as error:

@@ -15,6 +15,8 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from trajectory_transformer.cli.terminal import printable, show_warnings
+
 if TYPE_CHECKING:
     from trajectory_transformer.cli.parser import Command
 
@@ -100,8 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        print(f"tt: error: no command {name!r}; {hint}valid are {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"tt: error: no command {printable(name)!r}; {hint}valid are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    show_warnings()
     try:
         with _stopped_at_once(name):
             from trajectory_transformer.cli.parser import parse
@@ -112,10 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.execute()
     except (ValueError, OSError, ImportError) as error:
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        print(f"tt {name}: error: {text}", file=sys.stderr)
+        print(f"tt {name}: error: {printable(text)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        print(f"tt {name}: {str(stop) or 'stopped'}", file=sys.stderr)
+        print(f"tt {name}: {printable(str(stop)) or 'stopped'}", file=sys.stderr)
         return 130
     return 0
 

@@ -64,6 +64,8 @@ class Collect:
     """Also write returns and speed as a result file; must not exist."""
     overwrite: bool = False
     """Replace what exists there."""
+    trust: bool = False
+    """Run what a recipe or a --config file names: module:function, module:Id-v0 and Stable-Baselines3 zips."""
 
     def execute(self) -> Dataset:
         """Collect and write."""
@@ -93,9 +95,9 @@ class Collect:
                 collect_options=plan.collect_options,
             )
             if is_minari_id(out):
-                save_minari(dataset, out, [each.seed for each in collected])
+                save_minari(dataset, out, [each.seed for each in collected], overwrite=self.overwrite)
             else:
-                save_dataset(dataset, out)
+                save_dataset(dataset, out, overwrite=self.overwrite)
             seconds, cpu_seconds = time.perf_counter() - started, pool.cpu_seconds
         metrics = episode_metrics(dataset.episodes, references_of(plan.env))
         console.print(metrics_table(f"{len(dataset)} episodes, {dataset.num_steps} steps of {plan.env}", metrics))
@@ -115,7 +117,7 @@ class Collect:
         from trajectory_transformer.recipes import Recipe, read_recipe
 
         if self.recipe is not None:
-            return read_recipe(self.recipe, self.policies)
+            return read_recipe(self.recipe, self.policies, trust=self.trust)
         words = [self.policy] if isinstance(self.policy, str) else self.policy
         actors = [parse_actor(each, self.policies) for each in words]
         actors = [
@@ -153,7 +155,7 @@ class Collect:
         write_result(
             self.result,
             name=f"collect {plan.name}",
-            command=command_line("collect", self, leave_out=("workers", "result", "overwrite"), out=out),
+            command=command_line("collect", self, leave_out=("workers", "result", "overwrite", "trust"), out=out),
             device=torch.device("cpu"),
             seeds=[self.seed],
             seconds=seconds,

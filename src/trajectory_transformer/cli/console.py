@@ -20,11 +20,23 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
+from trajectory_transformer.cli.terminal import printable
 from trajectory_transformer.results import two_digits
 
-console = Console(highlight=False, soft_wrap=True)
 LINE_SECONDS = 10.0  # between two lines of progress in a file
+
+
+class PlainConsole(Console):
+    """Prints names from files as they are: without markup, emoji codes or control characters."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every string passes here, also the cells of tables."""
+        return super().render_str(printable(text), **options)
+
+
+console = PlainConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def claim(*paths: Path | None, overwrite: bool = False) -> None:
@@ -102,7 +114,7 @@ def progress_bar(*fields: str) -> Progress:
     """
     if not (console.is_terminal or console.is_jupyter):
         return ProgressLines(console=console)
-    columns = [TextColumn(f"{{task.fields[{field}]}}") for field in fields]
+    columns = [TextColumn(f"{{task.fields[{field}]}}", markup=False) for field in fields]
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),

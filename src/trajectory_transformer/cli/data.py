@@ -16,7 +16,8 @@ from trajectory_transformer.data.episode import Dataset, save_npz
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.data.sources import Columns, is_minari_id, save_dataset
 from trajectory_transformer.data.sources.columns import ColumnNames, Missing, read_columns
-from trajectory_transformer.data.sources.minari import delete_minari, is_local
+from trajectory_transformer.data.sources.minari import is_local
+from trajectory_transformer.data.sources.tables import check_columns_path
 
 if TYPE_CHECKING:
     from trajectory_transformer.report.dataset import DimensionSummary
@@ -171,7 +172,7 @@ class Convert(DataFlags):
             raise ValueError("name the dataset to write with --out: a file such as data/x.parquet, or a Minari id")
         claim_dataset(self.out, overwrite=self.overwrite)
         dataset = load_dataset(self.dataset, self.reading)
-        save_dataset(dataset, self.out)
+        save_dataset(dataset, self.out, overwrite=self.overwrite)
         console.print(f"wrote {self.out}: {len(dataset)} episodes, {dataset.num_steps} steps")
 
 
@@ -179,14 +180,14 @@ def claim_dataset(out: str, *paths: Path | None, overwrite: bool = False) -> Non
     """Refuse to overwrite a dataset, before any work starts; `paths` are other files to write."""
     if not is_minari_id(out) or Path(out).suffix:
         claim(Path(out), *paths, overwrite=overwrite)
+        if not overwrite:
+            check_columns_path(Path(out))
         return
     claim(*paths, overwrite=overwrite)
-    if is_local(out):
-        if not overwrite:
-            raise ValueError(
-                f"the Minari dataset {out} exists already; choose another id, or replace it with --overwrite true"
-            )
-        delete_minari(out)
+    if is_local(out) and not overwrite:
+        raise ValueError(
+            f"the Minari dataset {out} exists already; choose another id, or replace it with --overwrite true"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from trajectory_transformer.cli.console import claim, console, metrics_table, progress_bar
 from trajectory_transformer.cli.parser import changed_flags, command_line
 from trajectory_transformer.config import FIRST_SEED, PresetName, SearchConfig
-from trajectory_transformer.data.episode import Dataset, Episode, save_npz
+from trajectory_transformer.data.episode import Dataset, Episode, Metadata, save_npz
 from trajectory_transformer.data.scores import references_of
+from trajectory_transformer.files import FolderLock, lock_folder, naming, read_json
 from trajectory_transformer.results import write_result
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Evaluate:
     """Defaults of the search settings; flags override them."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    trust: bool = False
+    """Import the module of an environment module:Id-v0 that the dataset or a --config file names."""
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def execute(self) -> list[Episode]:
@@ -111,24 +114,37 @@ class Evaluate:
         out = self.out or default
         return [path for path in (out, out.with_suffix(".npz"), self.trace, self.video) if path is not None]
 
-    def _claim(self, env_id: str, options: dict[str, Any]) -> None:
-        """Refuse outputs that cannot be written, before anything is played."""
+    def _claim(self, env_id: str, options: dict[str, Any]) -> FolderLock:
+        """Refuse outputs that cannot be written, before anything is played; the lock is held until all are written."""
         from trajectory_transformer.report.video import check_video
 
         if self.video is not None:
             check_video(self.video, env_id, options)
-        claim(*self._written(), overwrite=self.overwrite)
+        _training(Path(str(self.run)))  # a damaged file is refused before anything is played
+        out, written = self._written()[0], self._written()
+        marker = out.with_name(f"{out.name}.unfinished")
+        # What an evaluation that was killed has left may be replaced, nothing else.
+        left = marker.read_text(errors="replace").splitlines()[1:] if marker.is_file() else []
+        claim(*(path for path in written if str(path.absolute()) not in left), overwrite=self.overwrite)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        return lock_folder(out.parent, marker.name, "\n".join(str(path.absolute()) for path in written))
+
+    def _environment(self, metadata: Metadata) -> tuple[str, dict[str, Any]]:
+        """The environment to play in."""
+        from trajectory_transformer.evaluate import environment_of
+
+        with naming(Path(str(self.run)), "no environment to play in"):
+            return environment_of(metadata, self.env, self.env_options, trust=self.trust)
 
     def _play_planner(self, model: "TrajectoryModel") -> list[Episode]:
         """Plan with a model."""
-        from trajectory_transformer.evaluate import environment_of
         from trajectory_transformer.planner import Planner
         from trajectory_transformer.report.traces import save_traces
 
         if self.training_seed is not None and self.q is None:
             raise ValueError(f"--training_seed is for baselines, and {self.run} is not one")
         objective = None if self.q is None else self._objective(model, self.q)
-        env_id, options = environment_of(model.metadata, self.env, self.env_options)
+        env_id, options = self._environment(model.metadata)
         traces: list[PlanTrace] = []
         planner = Planner(
             model,
@@ -140,7 +156,7 @@ class Evaluate:
             seed=self.seed,
             on_plan=traces.append if self.trace else None,
         )
-        self._claim(env_id, options)
+        lock = self._claim(env_id, options)
         with _counting(self.episodes) as count:
             found = self._evaluate(planner, env_id, options, count)
         kind = planner.kind or "return"
@@ -155,6 +171,7 @@ class Evaluate:
         if self.trace is not None:
             save_traces(self.trace, traces, model.tokenizer)
         self._film(found, planner.policy())
+        _finish(lock)
         self._show(found, f"planning for {kind}" + (f" by {self.q}" if self.q else ""))
         self._update_page(model)
         return list(found.episodes)
@@ -178,15 +195,15 @@ class Evaluate:
     def _play_baseline(self, baseline: "Baseline") -> list[Episode]:
         """Play the policies of a baseline, one training seed after the other."""
         from trajectory_transformer.baselines.presets import settings_dict
-        from trajectory_transformer.evaluate import Evaluation, environment_of, episode_metrics, latency_metrics
+        from trajectory_transformer.evaluate import Evaluation, episode_metrics, latency_metrics
 
         given = [flag for flag in changed_flags(self) if flag.startswith(("--search.", *_PLANNING))]
         if given:
             raise ValueError(f"{self.run} is a baseline, which does not plan: leave out {given[0]}")
         seeds = baseline.seeds if self.training_seed is None else (self.training_seed,)
         policies = [baseline.policy(seed) for seed in seeds]
-        env_id, options = environment_of(baseline.metadata, self.env, self.env_options)
-        self._claim(env_id, options)
+        env_id, options = self._environment(baseline.metadata)
+        lock = self._claim(env_id, options)
         with _counting(self.episodes * len(seeds)) as count:
             parts = [self._evaluate(policy, env_id, options, count) for policy in policies]
         episodes = tuple(episode for part in parts for episode in part.episodes)
@@ -207,6 +224,7 @@ class Evaluate:
             by_seed={str(seed): part.metrics for seed, part in zip(seeds, parts, strict=True)},
         )
         self._film(found, policies[0])
+        _finish(lock)
         seeds_text = f"{len(seeds)} training seed{'' if len(seeds) == 1 else 's'}"
         self._show(found, f"{baseline.name}, {seeds_text}")
         self._update_page(None)
@@ -250,7 +268,7 @@ class Evaluate:
             command=command_line(
                 "evaluate",
                 self,
-                leave_out=("out", "trace", "video", "preset", "device", "num_envs", "overwrite"),
+                leave_out=("out", "trace", "video", "preset", "device", "num_envs", "overwrite", "trust"),
                 env=found.env,
                 env_options=options if options or self.env_options is not None else None,
                 **({"plan": what} if by_seed is None else {}),
@@ -300,6 +318,12 @@ class Evaluate:
             console.print(f"wrote {write_report(run, models=[model])}")
 
 
+def _finish(lock: FolderLock) -> None:
+    """Everything is written: nothing is left that another evaluation may replace."""
+    lock.path.unlink(missing_ok=True)
+    lock.release()
+
+
 def _training(run: Path, name: str = "training") -> dict[str, object]:
     """How the run was trained: command, device and time, if the run folder says so."""
     from trajectory_transformer.runs import TRAINING
@@ -307,8 +331,9 @@ def _training(run: Path, name: str = "training") -> dict[str, object]:
     path = run / TRAINING
     if not path.is_file():
         return {}
-    known = json.loads(path.read_text())
-    return {name: {key: known[key] for key in ("command", "commit", "device", "seconds", "metrics")}}
+    with naming(path, "not the result of a training run", KeyError, TypeError):
+        known = read_json(path)
+        return {name: {key: known[key] for key in ("command", "commit", "device", "seconds", "metrics")}}
 
 
 @contextmanager

@@ -12,9 +12,18 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
+from jsonargparse import (
+    ArgumentError,
+    ArgumentParser,
+    DefaultHelpFormatter,
+    get_loader,
+    set_loader,
+    set_parsing_settings,
+)
 
+from trajectory_transformer.cli.terminal import printable
 from trajectory_transformer.config import PRESETS, dotted
+from trajectory_transformer.files import parse_yaml, read_yaml
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -87,6 +96,7 @@ class CommandParser(ArgumentParser):
 
     required: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()  # of settings
 
     def format_help(self, *given: Any, **options: Any) -> str:
         """The help, with required arguments shown as such and examples at the end."""
@@ -103,7 +113,7 @@ class CommandParser(ArgumentParser):
         """Exit with code 2."""
         if not self.exit_on_error:
             raise ArgumentError(None, message)  # the parser of a group within this one: its parent reports
-        print(f"{self.prog}: error: {self._explain(message)}", file=sys.stderr)
+        print(f"{self.prog}: error: {printable(self._explain(message) + _in_files(self.files))}", file=sys.stderr)
         sys.exit(2)
 
     def _explain(self, message: str) -> str:
@@ -136,6 +146,7 @@ def _parse(command_name: str, command: type[Command], words: Sequence[str], pres
     """Read a command's flags; those that are not given have the values of a preset."""
     parser = CommandParser(prog=f"tt {command_name}", description=command.__doc__, formatter_class=HelpFormatter)
     parser.required, parser.examples = command.required, command.examples
+    parser.files = tuple(_config_files(words))
     parser.allow_abbrev = False  # an abbreviated --preset would be missed below
     parser._negative_number_matcher = _NEGATIVE  # argparse takes -1e-05 for a flag
     parser.add_argument("--config", action="config", help="YAML file of settings; flags after it override it.")
@@ -160,6 +171,9 @@ def _parse(command_name: str, command: type[Command], words: Sequence[str], pres
             if flag in flags and excluded in defaults:
                 defaults[excluded] = None
         parser.set_defaults(defaults)
+    for flag, value in _flags(words):
+        if (flag == "--config" or flag[2:] in _groups(command)) and Path(value).is_file():
+            _check_settings(Path(value))
     parsed = parser.parse_args(list(words))
     for name in _groups(command):
         if parsed.get(name) is None:
@@ -167,9 +181,63 @@ def _parse(command_name: str, command: type[Command], words: Sequence[str], pres
     try:
         settings = parser.instantiate(parsed)
     except ValueError as error:
-        raise ValueError(_one_line(str(error))) from error
+        raise ValueError(_one_line(str(error)) + _in_files(parser.files)) from error
     del settings["config"]
-    return command(**vars(settings))
+    made = command(**vars(settings))
+    for path in parser.files:
+        _refuse_code(path, made)
+    return made
+
+
+def _in_files(files: Sequence[Path]) -> str:
+    """Where settings came from that were not typed."""
+    return f" (settings of {', '.join(map(str, files))})" if files else ""
+
+
+def _load_settings(text: str) -> object:
+    """YAML of a file or of the command line, without what could run code or exhaust memory."""
+    if "*" in text and "&" in text:
+        parse_yaml(text, "settings")  # refuses aliases
+    value = _load_yaml(text)
+    if _names_class(value):
+        raise yaml.YAMLError("class_path is not supported: settings are plain values")
+    return value
+
+
+def _names_class(value: object) -> bool:
+    if isinstance(value, dict):
+        return "class_path" in value or any(map(_names_class, value.values()))
+    return isinstance(value, list) and any(map(_names_class, value))
+
+
+_load_yaml = get_loader("yaml")
+set_loader("yaml", _load_settings, exceptions=(yaml.YAMLError, ValueError))
+
+
+def _check_settings(path: Path) -> None:
+    """Refuse a file of settings that could run code while it is read, or that decides what is trusted."""
+    settings = read_yaml(path)
+    if _names_class(settings):
+        raise ValueError(f"{path}: class_path is not supported: settings are plain values")
+    for name in ("trust", "config"):
+        if isinstance(settings, dict) and name in settings:
+            raise ValueError(f"{path}: {name} cannot be set in a file; type --{name} yourself")
+
+
+def _refuse_code(path: Path, command: Command) -> None:
+    """Refuse a file that decides to run code: only a user who typed --trust does."""
+    settings = read_yaml(path)
+    for name in ("env", "policy"):
+        given = settings.get(name) if isinstance(settings, dict) else None
+        # What was typed replaces what the file names.
+        if given is None or given != getattr(command, name, None) or getattr(command, "trust", True):
+            continue
+        for each in given if isinstance(given, list) else [given]:
+            if isinstance(each, str) and (":" in each or ".zip" in each):
+                raise ValueError(
+                    f"{path}: {name} {each!r} would run code; type --{name} yourself, or pass --trust true if you "
+                    "trust where the file came from"
+                )
 
 
 def _groups(settings: type[Any], prefix: str = "") -> Iterator[str]:
@@ -231,10 +299,7 @@ def _text(value: object) -> str:
 def _requested_preset(words: Sequence[str]) -> str | None:
     """The preset: it changes defaults, so it must be known before anything else is parsed."""
     preset = None
-    for index, word in enumerate(words):
-        flag, given, value = word.partition("=")
-        if not given:
-            value = words[index + 1] if index + 1 < len(words) else ""
+    for flag, value in _flags(words):
         if flag == "--preset":
             preset = value
         elif flag == "--config" and Path(value).is_file():
@@ -242,12 +307,23 @@ def _requested_preset(words: Sequence[str]) -> str | None:
     return preset
 
 
+def _config_files(words: Sequence[str]) -> list[Path]:
+    """The files of settings that were given."""
+    return [Path(value) for flag, value in _flags(words) if flag == "--config" and Path(value).is_file()]
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Flags and their values."""
+    for index, word in enumerate(words):
+        flag, given, value = word.partition("=")
+        if not given:
+            value = words[index + 1] if index + 1 < len(words) else ""
+        yield flag, value
+
+
 def _preset_of_file(path: Path) -> str | None:
     """The preset that a file of settings names."""
-    try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
+    settings = read_yaml(path)
     return str(settings["preset"]) if isinstance(settings, dict) and "preset" in settings else None
 
 

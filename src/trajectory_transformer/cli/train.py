@@ -56,6 +56,8 @@ class Train(DataFlags):
     """Start from the weights and the tokenizer of this run, with a new schedule: fine-tuning."""
     shards: Path | None = None
     """Folder of token files to train from, for data larger than memory; made from the dataset if it does not exist."""
+    check_shards: bool = True
+    """Read all tokens of --shards once and refuse damaged ones; false saves the time for large data."""
     preset: PresetName | None = None
     """Defaults of all settings below; flags override them. null: default on a GPU, small on a CPU."""
     seed: int = 0
@@ -88,8 +90,9 @@ class Train(DataFlags):
         import torch
 
         from trajectory_transformer.gpu.backends import find_device, joined_world
+        from trajectory_transformer.limits import GIB
         from trajectory_transformer.runs import SMALL
-        from trajectory_transformer.runs.memory import GIB, training_bytes
+        from trajectory_transformer.runs.memory import training_bytes
         from trajectory_transformer.runs.metrics import require_log
 
         if self.log is not None:
@@ -138,13 +141,15 @@ class Train(DataFlags):
 
         if self.resume is not None:
             length = replace(self.train, steps=None, epochs=None)
-            given = changed_flags(self, leave_out=("dataset", "resume", "device", "log"), train=length)
+            given = changed_flags(self, leave_out=("dataset", "resume", "device", "log", "check_shards"), train=length)
             if given:
                 raise ValueError(f"--resume uses the settings of the run; leave out {given[0]}")
             longer = None
             if self.train != length:
                 longer = replace(RunSettings.read(self.resume).train, steps=self.train.steps, epochs=self.train.epochs)
-            run = resume_run(self.resume, self.dataset, device=device, world=world, train=longer)
+            run = resume_run(
+                self.resume, self.dataset, device=device, world=world, train=longer, check_shards=self.check_shards
+            )
             console.print(f"resuming {self.resume} at step {run.trainer.step} of {run.trainer.total_steps}")
             return run
         dataset = None
@@ -178,9 +183,11 @@ class Train(DataFlags):
             evaluate_every=self.evaluate_every,
             evaluate_episodes=self.evaluate_episodes,
             # Flags are recorded where they differ from the preset default, whichever they came from.
-            command=command_line("train", self, leave_out=("device", "log", "overwrite"), preset="default"),
+            command=command_line(
+                "train", self, leave_out=("device", "log", "overwrite", "check_shards"), preset="default"
+            ),
         )
-        return start_run(settings, self.out, device, world=world, dataset=dataset)
+        return start_run(settings, self.out, device, world=world, dataset=dataset, check_shards=self.check_shards)
 
 
 def _playing(episodes: int, model: "TrajectoryModel") -> "Play":

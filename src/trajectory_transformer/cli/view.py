@@ -35,6 +35,8 @@ class View:
     """Defaults of the search settings; flags override them."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    trust: bool = False
+    """Import the module of an environment module:Id-v0 that the dataset or a --config file names."""
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def execute(self) -> None:
@@ -57,6 +59,7 @@ class View:
             dataset=self.dataset,
             search=self.search if given else None,
             device=find_device(self.device),
+            trust=self.trust,
         )
         viewer = Viewer(content, self.port)
         for tab, reason in content.missing.items():

@@ -5,13 +5,16 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format
 
-from trajectory_transformer.files import replacing
+from trajectory_transformer.files import naming, parse_json, replacing
+from trajectory_transformer.limits import check_size
 
 FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
@@ -19,6 +22,10 @@ MapArray = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 Metadata = Mapping[str, str | int | float | bool | None]
 
 FORMAT = 1
+
+_DIMENSIONS = [f"{kind}_{part}" for kind in ("observation", "action") for part in ("names", "categories", "labels")]
+_NUMBERS = ("format", "lengths", "terminated", "observations", "actions", "rewards", "goals", "maps", "contexts")
+_ARRAYS = (*_NUMBERS, "outcomes", "metadata", *_DIMENSIONS)  # of a `.npz` file
 
 
 @dataclass(frozen=True)
@@ -228,7 +235,7 @@ def returns_to_go(
     return returns[:-1] if include_own else returns[1:]
 
 
-def save_npz(dataset: Dataset, path: str | Path) -> None:
+def save_npz(dataset: Dataset, path: str | Path, *, overwrite: bool = True) -> None:
     """Write a dataset to a `.npz` file: concatenated arrays of all episodes, their lengths, and metadata as JSON."""
     episodes = dataset.episodes
     arrays: dict[str, npt.NDArray[np.generic]] = {
@@ -251,25 +258,56 @@ def save_npz(dataset: Dataset, path: str | Path) -> None:
         arrays["goals"] = np.stack(goals)
     if maps:
         arrays["maps"] = np.stack(maps)
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with replacing(path, overwrite=overwrite) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
-def read_npz(path: Path, only: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a `.npz` file, or those of them in `only`."""
-    try:
-        # np.load does not close the file if it is not a complete archive.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files if only is None or name in only}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{path}: not a readable .npz dataset ({error})") from error
+def read_npz(path: Path, only: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a `.npz` file whose names are in `only`; others are not read."""
+    kinds = (zipfile.BadZipFile, zlib.error, EOFError, OSError, TypeError, RuntimeError, KeyError, NotImplementedError)
+    with naming(path, "not a readable .npz dataset", *kinds), zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        members = {name: info for name, info in members.items() if name in only}
+        check_size(path, sum(info.file_size for info in members.values()))
+        return {name: _read_array(archive, info) for name, info in members.items()}
+
+
+def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> npt.NDArray[Any]:
+    """One array. Its header may declare any size, and NumPy would allocate it before it reads the numbers."""
+    with archive.open(info) as file:
+        version = format.read_magic(file)
+        read_header = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}.get(version)
+        if read_header is None:
+            raise ValueError(f"{info.filename} has the unknown version {version}")
+        shape, _, kind = read_header(file)
+        if min(shape, default=0) < 0 or prod(shape) * kind.itemsize > info.file_size:
+            raise ValueError(f"{info.filename} declares {shape} of {kind}, more than its {info.file_size} bytes")
+    with archive.open(info) as file:
+        array: npt.NDArray[Any] = format.read_array(file, allow_pickle=False)
+        return array
+
+
+def check_description(stored: object, place: str | Path) -> dict[str, Any]:
+    """What a file says about its arrays: metadata, dimensions, outcomes; refuses what has another form."""
+    if not isinstance(stored, dict):
+        raise ValueError(f"{place}: the description must be a mapping, got {type(stored).__name__}")
+    outcomes, metadata = stored.get("outcomes", []), stored.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise ValueError(f"{place}: metadata must be a mapping, got {type(metadata).__name__}")
+    is_list = isinstance(outcomes, list) and all(isinstance(each, dict) for each in outcomes)
+    if not is_list or not all(isinstance(v, int | float) for each in outcomes for v in each.values()):
+        raise ValueError(f"{place}: outcomes must be a list of mappings of names to numbers")
+    for name in _DIMENSIONS:
+        if not isinstance(stored.get(name, []), list):
+            raise ValueError(f"{place}: {name} must be a list, got {type(stored[name]).__name__}")
+    return stored
 
 
 def load_npz(path: str | Path) -> Dataset:
     """Read a dataset that `save_npz` wrote; raises a ValueError that names file and episode if it is invalid."""
     path = Path(path)
     # Files written before version 0.1 store maps as "contexts".
-    arrays = {"maps" if name == "contexts" else name: array for name, array in read_npz(path).items()}
+    arrays = {"maps" if name == "contexts" else name: array for name, array in read_npz(path, _ARRAYS).items()}
     missing = [name for name in ("format", "lengths", "terminated", "observations", "actions") if name not in arrays]
     if missing:
         raise ValueError(f"{path}: a dataset file needs the array {missing[0]!r}, got {sorted(arrays)}")
@@ -282,12 +320,15 @@ def load_npz(path: str | Path) -> Dataset:
     lengths = arrays["lengths"]
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not len(lengths) or (lengths < 0).any():
         raise ValueError(f"{path}: lengths must be integers, one per episode, for at least one episode, got {lengths}")
-    num_episodes, num_actions = len(lengths), int(lengths.sum())
-    try:
-        outcomes = json.loads(str(arrays["outcomes"])) if "outcomes" in arrays else [{}] * num_episodes
-        metadata = json.loads(str(arrays["metadata"])) if "metadata" in arrays else {}
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: outcomes and metadata must be JSON ({error})") from error
+    num_episodes, num_actions = len(lengths), sum(lengths.tolist())
+    for name in arrays.keys() & {"observations", "actions", "rewards", "terminated", "goals", "maps"}:
+        if arrays[name].dtype.kind not in "biuf":
+            raise ValueError(f"{path}: {name} must hold numbers, got {arrays[name].dtype}")
+    texts = [name for name in arrays if name in ("outcomes", "metadata") or name.endswith("_labels")]
+    stored = {name: array.tolist() for name, array in arrays.items() if name.endswith(("_names", "_categories"))}
+    stored |= {name: parse_json(str(arrays[name]), f"{path}: {name}") for name in texts}
+    check_description(stored, path)
+    outcomes, metadata = stored.get("outcomes", [{}] * num_episodes), stored.get("metadata", {})
     rows = {name: len(array) if array.ndim else 0 for name, array in arrays.items()} | {"outcomes": len(outcomes)}
     needed = {"observations": num_actions + num_episodes, "actions": num_actions, "rewards": num_actions}
     needed |= dict.fromkeys(("terminated", "goals", "maps", "outcomes"), num_episodes)
@@ -316,12 +357,10 @@ def load_npz(path: str | Path) -> Dataset:
             episodes.append(episode)
         except ValueError as error:
             raise ValueError(f"{path}, episode {index}: {error}") from error
-    stored = {name: array.tolist() for name, array in arrays.items() if name.endswith(("_names", "_categories"))}
     try:
-        stored |= {name: json.loads(str(array)) for name, array in arrays.items() if name.endswith("_labels")}
         observation_dimensions, action_dimensions = (
             dimensions_from(kind, stored) for kind in ("observation", "action")
         )
         return Dataset(tuple(episodes), metadata, observation_dimensions, action_dimensions)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path}, {error}") from error

@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trajectory_transformer.checkpoint import check_finite
 from trajectory_transformer.config import ModelConfig
+from trajectory_transformer.limits import check_memory, check_size
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.tokens.layout import TokenLayout
 
@@ -27,14 +29,22 @@ def read_state(path: Path) -> dict[str, Tensor]:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path}: holds more than tensors; nothing else is ever unpickled") from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
+    except Exception as error:  # a damaged file fails in many ways
         reason = str(error).splitlines()[0] if str(error) else "unexpected end"
         raise ValueError(f"{path}: not a file of torch.save; it may be truncated ({reason})") from error
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(
             f"{path}: expected a mapping of names to tensors, as the authors' code saves it, got another object"
         )
-    return {str(name): value for name, value in state.items()}
+    # A few stored numbers can be spread over a tensor of any size.
+    check_size(path, sum(value.numel() * value.element_size() for value in state.values()))
+    try:
+        known = {str(name): value.float() for name, value in state.items()}
+        check_finite(known)
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path}: the tensors are not weights of a model ({reason})") from error
+    return known
 
 
 def sizes_of(state: Mapping[str, Tensor], num_heads: int, dropout: float = 0.1) -> tuple[int, int, ModelConfig]:
@@ -81,6 +91,8 @@ def gpt_from_authors(state: Mapping[str, Tensor], layout: TokenLayout, num_heads
     unknown = sorted(name for name in set(state) - used if not _BUFFER.fullmatch(name))
     if unknown:
         raise ValueError(f"the state holds the tensor {unknown[0]!r}, which this model does not have")
+    length = layout.length(config.window)
+    check_memory(length**2, f"the attention mask of {length:,} tokens")
     gpt = GPT(layout, num_bins, config)
     for name, value in gpt.state_dict().items():
         if ours[name].shape != value.shape:

@@ -1,20 +1,24 @@
 """A complete model: tokenizer and GPT, in one checkpoint folder."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trajectory_transformer.checkpoint import (
+    check_finite,
     layout_fields,
-    load_checkpoint,
     model_config_from,
+    opened_checkpoint,
     save_checkpoint,
     token_config_from,
 )
 from trajectory_transformer.config import ModelConfig, TokenConfig
 from trajectory_transformer.data.episode import Dataset, MapArray, Metadata, dimension_fields, dimensions_from
+from trajectory_transformer.limits import check_memory
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.tokens.discretizer import discretizer_from, discretizer_tensors
 from trajectory_transformer.tokens.layout import TokenLayout
@@ -88,30 +92,72 @@ class TrajectoryModel:
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> "TrajectoryModel":
         """Read a checkpoint folder; needs neither the dataset nor the environment."""
-        tensors, description = load_checkpoint(Path(folder))
+        with opened_checkpoint(Path(folder)) as (tensors, description):
+            try:
+                model = cls._from_stored(tensors, description)
+            except (KeyError, TypeError, AttributeError, RuntimeError, ValueError, OverflowError) as error:
+                reason = str(error).splitlines()[0]
+                raise ValueError(f"{folder}: weights and description do not match ({reason})") from error
         try:
-            layout = TokenLayout(**layout_fields(description["layout"]))
-            tokens = token_config_from(description["tokens"])
-            gpt = GPT(layout, tokens.num_bins, model_config_from(description["model"]))
-            names = [name for name in tensors if name.startswith(_DISCRETIZER)]
-            discretizer = discretizer_from({name.removeprefix(_DISCRETIZER): tensors.pop(name) for name in names})
-            gpt.load_state_dict({name.removeprefix("gpt."): value for name, value in tensors.items()})
-            metadata = description["metadata"]
-            # Checkpoints of earlier versions do not name the dimensions.
-            named = [dimensions_from(kind, description.get("dimensions", {})) for kind in ("observation", "action")]
-            if (
-                len(tokens.goal_dims) != layout.goal_dim
-                or discretizer.num_dims != layout.size
-                or discretizer.values.shape != (layout.size, tokens.num_bins)
-            ):
-                raise ValueError(f"the layout needs {layout.size} slots of {tokens.num_bins} bins")
-        except (KeyError, TypeError, RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"{folder}: weights and description do not match ({reason})") from error
-        broken = next((name for name, value in gpt.state_dict().items() if not value.isfinite().all()), None)
-        if broken is not None:
+            check_finite(model.gpt.state_dict())
+        except ValueError as error:
             raise ValueError(
-                f"{folder}: the weights are not finite ({broken} has NaN or infinite values), so it cannot plan; train "
-                "again with a lower --train.learning_rate"
-            )
-        return cls(gpt.to(device).eval(), Tokenizer(layout, discretizer, tokens, *named), metadata)
+                f"{folder}: the weights are not finite ({error}), so it cannot plan; train again with a lower "
+                "--train.learning_rate"
+            ) from error
+        model.gpt.to(device)
+        return model
+
+    @classmethod
+    def _from_stored(cls, tensors: dict[str, Tensor], description: Mapping[str, Any]) -> "TrajectoryModel":
+        """Build from the parts of a checkpoint; every size is compared with the tensors before anything is built."""
+        layout = TokenLayout(**layout_fields(description["layout"]))
+        tokens, config = token_config_from(description["tokens"]), model_config_from(description["model"])
+        names = [name for name in tensors if name.startswith(_DISCRETIZER)]
+        discretizer = discretizer_from({name.removeprefix(_DISCRETIZER): tensors.pop(name) for name in names})
+        # Checkpoints of earlier versions do not name the dimensions.
+        named = [dimensions_from(kind, description.get("dimensions", {})) for kind in ("observation", "action")]
+        if (
+            len(tokens.goal_dims) != layout.goal_dim
+            or discretizer.num_dims != layout.size
+            or discretizer.values.shape != (layout.size, tokens.num_bins)
+        ):
+            raise ValueError(f"the layout needs {layout.size} slots of {tokens.num_bins} bins")
+        if not all(0 <= dim < layout.observation_dim for dim in tokens.goal_dims):
+            raise ValueError(f"goal_dims must name observation dimensions, got {list(tokens.goal_dims)}")
+        if any(
+            dimensions and len(dimensions) != count
+            for dimensions, count in zip(named, (layout.observation_dim, layout.action_dim), strict=True)
+        ):
+            raise ValueError("dimensions must describe every entry of observation and action")
+        if not isinstance(description["metadata"], dict):
+            raise ValueError(f"metadata must be a mapping, got {description['metadata']!r}")
+        _check_sizes(layout, tokens, config, tensors)
+        gpt = GPT(layout, tokens.num_bins, config)
+        gpt.load_state_dict({name.removeprefix("gpt."): value for name, value in tensors.items()})
+        return cls(gpt.eval(), Tokenizer(layout, discretizer, tokens, *named), description["metadata"])
+
+
+def _check_sizes(layout: TokenLayout, tokens: TokenConfig, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse sizes that the stored tensors do not have."""
+    stored = len({name.split(".")[2] for name in tensors if name.startswith("gpt.blocks.")})
+    if config.num_layers != stored:
+        raise ValueError(f"the description has {config.num_layers} layers, the weights hold {stored}")
+    length, width, num_bins = layout.length(config.window) - 1, config.width, tokens.num_bins
+    expected: dict[str, tuple[int, ...]] = {
+        "token_embedding.weight": ((layout.goal_dim + layout.size) * num_bins + 1, width),
+        "position_embedding": (length, width),
+        "heads": (layout.size, num_bins + 1, width),
+    }
+    if layout.map_shape:
+        if len(layout.map_shape) != 3 or min(layout.map_shape) < 1 or config.map_channels < 1:
+            raise ValueError(f"a map needs a shape [channels, height, width], got {list(layout.map_shape)}")
+        planes, height, breadth = layout.map_shape
+        places = -(-height // 4) * -(-breadth // 4)
+        expected["map_encoder.stem.weight"] = (config.map_channels, planes, 3, 3)
+        expected["map_encoder.gather.weight"] = (4 * width, 2 * config.map_channels * places)
+    for name, shape in expected.items():
+        found = tuple(tensors[f"gpt.{name}"].shape)
+        if found != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {found}")
+    check_memory(length**2, f"the attention mask of {length:,} tokens")  # the one large tensor that is not stored

@@ -17,7 +17,7 @@ from trajectory_transformer.checkpoint import load_checkpoint, save_checkpoint
 from trajectory_transformer.config import EnsembleConfig, require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.gpu.backends import find_device
-from trajectory_transformer.pets.ensemble import Scales, build_networks, network_inputs
+from trajectory_transformer.pets.ensemble import Scales, build_networks, check_network, network_inputs
 from trajectory_transformer.pets.fit import EnsembleMetrics, Masks, Transitions, column_moments, fit_networks
 from trajectory_transformer.pets.networks import GaussianNetworks
 
@@ -69,6 +69,7 @@ class Behaviour:
             stored = description["behaviour"]
             config, masked = EnsembleConfig(**stored["config"]), bool(stored["masked"])
             scales = {name: tensors.pop(name).to(device) for name in _SCALES}
+            check_network(tensors, config)
             networks = _build(config.num_elites, config, scales, masked=masked, seed=0)
             networks.load_state_dict(tensors)
         except (KeyError, TypeError, RuntimeError, ValueError) as error:

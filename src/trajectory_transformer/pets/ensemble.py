@@ -1,6 +1,6 @@
 """A fitted probabilistic ensemble: samples futures and evaluates likelihoods, in the units of the data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from math import log, pi
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trajectory_transformer.checkpoint import load_checkpoint, save_checkpoint
+from trajectory_transformer.checkpoint import check_finite, check_stored, load_checkpoint, save_checkpoint
 from trajectory_transformer.config import EnsembleConfig, require
 from trajectory_transformer.data.episode import FloatArray
 from trajectory_transformer.pets.networks import GaussianNetworks
@@ -201,6 +201,7 @@ class Ensemble:
             config = EnsembleConfig(**stored["config"])
             observation_dim, masked = int(stored["observation_dim"]), bool(stored["masked"])
             scales = {name: tensors.pop(name).to(device) for name in _SCALES}
+            check_network(tensors, config)
             networks = build_networks(config.num_elites, config, scales, observation_dim * masked, seed=0)
             networks.load_state_dict(tensors)
         except (KeyError, TypeError, RuntimeError, ValueError) as error:
@@ -214,6 +215,13 @@ class Ensemble:
             found.ndim >= 1 and found.shape[-1] == dim, f"the last dimension must have size {dim}", tuple(found.shape)
         )
         return found
+
+
+def check_network(tensors: Mapping[str, Tensor], config: EnsembleConfig) -> None:
+    """Refuse sizes and weights of a checkpoint that cannot be right."""
+    hidden = config.num_elites * (config.num_layers - 1) * config.width**2
+    check_stored(tensors, layers=config.num_layers, numbers=max(hidden, config.num_elites * config.width))
+    check_finite(tensors)
 
 
 def known_state(scales: Scales, states: Tensor, masks: Tensor | None) -> Tensor:

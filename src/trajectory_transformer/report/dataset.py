@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data.episode import Dataset, Dimension
+from trajectory_transformer.report.plots import plain_label
 from trajectory_transformer.tokens.tokenizer import Tokenizer, rewards_of, slot_values
 
 _MAX_PANELS = 40  # a figure shows at most this many dimensions
@@ -123,7 +124,7 @@ def dataset_figure(dataset: Dataset, columns: int = 4) -> Figure:
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for panel, (name, values, color) in zip(axes, panels, strict=False):
         panel.hist(values, bins=60, color=color)
-        panel.set_title(name, fontsize=9)
+        panel.set_title(plain_label(name), fontsize=9)
         panel.tick_params(labelsize=7)
         panel.set_yticks([])
     for panel in axes[len(panels) :]:

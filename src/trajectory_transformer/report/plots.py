@@ -1,6 +1,5 @@
 """Figures of routes, training losses and predictions."""
 
-import json
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure
 
 from trajectory_transformer.data.episode import Episode
 from trajectory_transformer.envs.rooms import WALLS
+from trajectory_transformer.files import parse_json
 from trajectory_transformer.search.predict import Prediction
 
 TIME_COLORS = "viridis"
@@ -89,9 +89,14 @@ def _draw_route(panel: Axes, episode: Episode) -> None:
         side.set_visible(False)
 
 
+def plain_label(name: str) -> str:
+    """A name from a file as text of a figure: a dollar sign begins no formula, other characters than text are `?`."""
+    return "".join(each if each.isprintable() else "?" for each in name).replace("$", r"\$")
+
+
 def loss_figure(metrics: str | Path) -> Figure:
     """Training loss by kind of token, from the JSONL file of a run."""
-    records = [json.loads(line) for line in Path(metrics).read_text().splitlines()]
+    records = [parse_json(line, str(metrics)) for line in Path(metrics).read_text().splitlines()]
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     panel = figure.subplots()
     steps = [record["step"] for record in records]
@@ -127,7 +132,7 @@ def prediction_figure(
         panel.plot(steps, middle, color="tab:blue", label="median")
         panel.plot(past, episode.observations[past, dim], color="black", linewidth=1.2, label="recorded")
         panel.axvline(start, color="gray", linestyle=":")
-        panel.set_ylabel(names[dim] if names else f"observation {dim}")
+        panel.set_ylabel(plain_label(names[dim]) if names else f"observation {dim}")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
     panels[-1].set_xlabel("step of the episode")

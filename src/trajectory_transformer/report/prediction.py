@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trajectory_transformer.analysis.summary import Curve
+from trajectory_transformer.report.plots import plain_label
 
 LABELS = {"tt": "Trajectory Transformer", "markov": "Markovian variant", "pets": "PETS"}
 COLORS = {"tt": "tab:blue", "markov": "tab:orange", "pets": "tab:red"}
@@ -50,5 +51,5 @@ def _draw(panel: Axes, curve: Curve, kind: str, name: str, color: str) -> None:
         np.array([np.nan if value is None else value for value in curve[key]]) for key in (kind, f"{kind}_stderr")
     )
     steps = np.arange(1, len(mean) + 1)
-    panel.plot(steps, mean, color=color, label=LABELS.get(name, name))
+    panel.plot(steps, mean, color=color, label=plain_label(LABELS.get(name, name)))
     panel.fill_between(steps, mean - stderr, mean + stderr, color=color, alpha=0.2, linewidth=0)

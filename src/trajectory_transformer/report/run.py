@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trajectory_transformer.data.episode import Dataset, load_npz
+from trajectory_transformer.files import read_json
 from trajectory_transformer.runs import METRICS, TRAINING
 from trajectory_transformer.runs.settings import RUN
 
@@ -78,8 +79,8 @@ def read_run(folder: str | Path) -> RunRecord:
     evaluations = {}
     for path in sorted(folder.glob("*.json"), key=lambda path: (path.name != "evaluation.json", path.name)):
         content = _read_json(path) if path.name not in (CHECKPOINT, RUN, TRAINING) else {}
-        if str(content.get("name", "")).startswith("evaluate") and isinstance(content.get("metrics"), dict):
-            evaluations[path.stem] = content
+        if str(content.get("name", "")).startswith("evaluate"):
+            evaluations[path.stem] = _checked(path, content)
     played = None
     for name in evaluations:
         if (folder / f"{name}.npz").is_file():
@@ -96,6 +97,19 @@ def read_run(folder: str | Path) -> RunRecord:
         played=played,
         media=[path for path in sorted(folder.iterdir()) if path.suffix in _MEDIA and path.name not in DRAWN],
     )
+
+
+def _checked(path: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a result that cannot be shown."""
+    metrics, settings = result.get("metrics"), result.get("settings", {})
+    is_flat = isinstance(metrics, dict) and all(isinstance(value, int | float) for value in metrics.values())
+    returns = result.get("returns", [])
+    are_numbers = isinstance(returns, list) and all(isinstance(value, int | float) for value in returns)
+    if not is_flat or not isinstance(settings, dict) or not are_numbers:
+        raise ValueError(f"{path}: not a result of tt evaluate; metrics and returns must be numbers")
+    if not isinstance(result.get("seconds", 0), int | float):
+        raise ValueError(f"{path}: not a result of tt evaluate: seconds must be a number")
+    return result
 
 
 def media_type(path: Path) -> str | None:
@@ -127,7 +141,7 @@ def wilson(share: float, count: float, z: float = 1.96) -> tuple[float, float]:
 def _read_losses(path: Path) -> tuple[list[LossRecord], int | None]:
     """Losses by step; a line truncated by a kill does not count."""
     records, total = [], None
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:
             stored = json.loads(line)
             # A baseline has one number per training seed.
@@ -139,9 +153,9 @@ def _read_losses(path: Path) -> tuple[list[LossRecord], int | None]:
                 float(stored.get("validation_loss", inf)),
                 {str(name): float(value) for name, value in stored.get("evaluation", {}).items()},
             )
-        except (json.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             continue
-        total = stored.get("total_steps")
+        total = stored.get("total_steps") if isinstance(stored.get("total_steps"), int) else total
         if all(isfinite(loss) for loss in losses.values()):
             records.append(record)
     return records, total
@@ -151,8 +165,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     """A JSON object; {} if the file does not exist."""
     if not path.is_file():
         return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON; the file may be truncated ({error})") from error
+    content = read_json(path)
     return content if isinstance(content, dict) else {}

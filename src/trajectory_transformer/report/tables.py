@@ -1,14 +1,14 @@
 """Markdown tables of results, generated from result files and inserted into documents."""
 
-import json
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from trajectory_transformer.data.scores import normalized_score, references_of
-from trajectory_transformer.files import write_atomically
+from trajectory_transformer.files import read_json, write_atomically
 from trajectory_transformer.report.locomotion import locomotion_table
 from trajectory_transformer.results import two_digits
 
@@ -64,8 +64,8 @@ def results_table(folder: str | Path, *, parts: Sequence[str] = (), seen_from: s
             metrics.pop("plan_ms_p50", None)  # CPU times are comparable only within one file
         shown = ", ".join(f"{text} {_number(metrics, name)}" for name, text in SHOWN.items() if name in metrics)
         name = path.relative_to(folder).with_suffix("").as_posix()
-        link = Path(os.path.relpath(path, seen_from or folder.parent)).as_posix()
-        rows.append(f"| [{name}]({link}) | {shown} | {result['device']} | `{result['command']}` |")
+        link = _link(path, seen_from or folder.parent)
+        rows.append(f"| [{_text(name)}]({link}) | {shown} | {_text(result['device'])} | `{_text(result['command'])}` |")
     return "\n".join(rows)
 
 
@@ -92,11 +92,21 @@ def scores_table(folder: str | Path, *, parts: Sequence[str], seen_from: str | P
             references = references_of(str(result.get("settings", {}).get("env", "")))
             if references is not None:
                 reference = f"{normalized_score(metrics['expert_return'], references):.3g} (expert)"
-        link = Path(os.path.relpath(path, seen_from or folder.parent)).as_posix()
+        link = _link(path, seen_from or folder.parent)
         task = str(result.get("name", name)).partition(" ")[2] or name
         count = f"{metrics[f'{metric}_n']:.0f}"
-        rows.append(f"| {task} | {_score(metrics, metric)} | {reference} | {count} | [{name}]({link}) |")
+        rows.append(f"| {_text(task)} | {_score(metrics, metric)} | {reference} | {count} | [{_text(name)}]({link}) |")
     return "\n".join(rows)
+
+
+def _text(text: str) -> str:
+    """Text of a file as a cell of a table: neither a new column nor code nor HTML."""
+    return " ".join(text.split()).replace("`", "'").replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+
+
+def _link(path: Path, start: str | Path) -> str:
+    """A relative address."""
+    return quote(Path(os.path.relpath(path, start)).as_posix())
 
 
 def _score(metrics: dict[str, float], name: str) -> str:
@@ -141,12 +151,14 @@ def _files(folder: Path, part: str) -> list[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a result file."""
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON; the file may be truncated ({error})") from error
+    result = read_json(path)
     if not isinstance(result, dict) or not {"metrics", "device", "command"} <= result.keys():
         raise ValueError(f"{path}: not a result file; move it out of the folder of results")
+    metrics = result["metrics"]
+    if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
+        raise ValueError(f"{path}: metrics must be a mapping of names to numbers")
+    if not isinstance(result["device"], str) or not isinstance(result["command"], str):
+        raise ValueError(f"{path}: device and command must be text")
     return result
 
 

@@ -18,13 +18,13 @@ from trajectory_transformer.config import PRESETS, ModelConfig, PresetName, Toke
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.sources import load_dataset
 from trajectory_transformer.data.split import held_out_episodes, split_episodes
-from trajectory_transformer.files import replacing
+from trajectory_transformer.files import lock_folder, replacing
 from trajectory_transformer.gpu.backends import find_device, make_batch_maker, make_engine
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.results import write_result
 from trajectory_transformer.runs.initial import check_same_dimensions, settings_of_init
 from trajectory_transformer.runs.memory import check_memory
-from trajectory_transformer.runs.metrics import JsonLines, LogName, MetricsWriter, open_log, require_log
+from trajectory_transformer.runs.metrics import JsonLines, LogName, MetricsWriter, last_record, open_log, require_log
 from trajectory_transformer.runs.settings import RUN, RunSettings
 from trajectory_transformer.runs.sources import data_to_resume, identity, open_or_build_shards
 from trajectory_transformer.tokens.checks import dataset_warnings
@@ -157,6 +157,8 @@ class Run:
         self.settings = settings
         self.folder = folder
         self.trainer = trainer
+        # Released when training ends, or with the process.
+        self.lock = lock_folder(folder) if folder is not None and trainer.world.leads else None
         self.writers: list[MetricsWriter] = []
         if folder is not None and trainer.world.leads:
             self.writers.append(JsonLines(folder / METRICS, trainer.step))
@@ -207,9 +209,19 @@ class Run:
                     self.save()
                 yield metrics
                 if stopping and not self.finished:
+                    self._release()
                     return
-        if self.finished and self.last is not None:
+        if self.finished and (self.last is not None or not self._has_result):
             self._write_result(time.perf_counter() - started, trainer.step - first, self.last)
+        self._release()
+
+    def _release(self) -> None:
+        if self.lock is not None:
+            self.lock.release()
+
+    @property
+    def _has_result(self) -> bool:
+        return self.folder is None or (self.folder / TRAINING).is_file()
 
     def add_log(self, name: LogName) -> None:
         """Also write the metrics for TensorBoard or Weights & Biases."""
@@ -243,10 +255,14 @@ class Run:
         trainer.model.gpt.train()
         return replace(metrics, evaluation=dict(found))
 
-    def _write_result(self, seconds: float, steps: int, last: Metrics) -> None:
-        """Write time and losses as a result file; those of a resumed run are of its last part."""
+    def _write_result(self, seconds: float, steps: int, last: Metrics | None) -> None:
+        """Write time and losses as a result file; those of a resumed run are of its last part.
+
+        Without metrics of this process, because the kill came after the last step, they are those in the folder.
+        """
         if self.folder is None or not self.trainer.world.leads:
             return
+        known = last_record(self.folder / METRICS) if last is None else asdict(last)
         write_result(
             self.folder / TRAINING,
             name="train",
@@ -256,10 +272,10 @@ class Run:
             seconds=seconds,
             metrics={
                 "steps": steps,
-                "loss": last.loss,
-                **{f"loss_{kind}": value for kind, value in last.losses.items()},
+                **{name: known[name] for name in ("loss",) if name in known},
+                **{f"loss_{kind}": value for kind, value in known.get("losses", {}).items()},
                 **self._validated(),
-                "tokens_per_second": last.tokens_per_second,
+                **{name: known[name] for name in ("tokens_per_second",) if name in known},
             },
         )
 
@@ -278,6 +294,7 @@ def start_run(
     *,
     world: World | None = None,
     dataset: Dataset | None = None,
+    check_shards: bool = True,
 ) -> Run:
     """Start a run at step 0. Its folder appears with a complete checkpoint, or not at all.
 
@@ -289,7 +306,7 @@ def start_run(
     if folder is not None and folder.exists() and world.leads:
         raise ValueError(f"{folder} exists already; choose another folder, or remove it")
     initial = None if settings.init is None else TrajectoryModel.load(settings.init)
-    trainer = _make_trainer(settings, device, world, dataset, initial=initial, is_new=True)
+    trainer = _make_trainer(settings, device, world, dataset, initial=initial, is_new=True, check_shards=check_shards)
     if folder is not None and world.leads:
         settings = _described(settings, trainer, dataset)
         with replacing(folder) as temporary:
@@ -306,6 +323,7 @@ def resume_run(
     device: torch.device,
     world: World | None = None,
     train: TrainConfig | None = None,
+    check_shards: bool = True,
 ) -> Run:
     """Resume the run in a folder with the settings it was started with.
 
@@ -331,7 +349,15 @@ def resume_run(
     episodes = dataset if isinstance(dataset, Dataset) else None
     # The bins of another run are not those of the data; they are in the checkpoint.
     initial = None if settings.init is None else TrajectoryModel.load(folder)
-    trainer = _make_trainer(settings, device, world or World(), episodes, initial=initial, source=settings.source)
+    trainer = _make_trainer(
+        settings,
+        device,
+        world or World(),
+        episodes,
+        initial=initial,
+        source=settings.source,
+        check_shards=check_shards,
+    )
     trainer.load(folder / RESUME)
     if train is not None:
         require(
@@ -360,6 +386,7 @@ def _make_trainer(
     initial: TrajectoryModel | None,
     source: str | None = None,
     is_new: bool = False,
+    check_shards: bool = True,
 ) -> Trainer:
     """Model, data and engine at step 0; a new run is checked for settings that do not suit the data or the machine.
 
@@ -384,7 +411,9 @@ def _make_trainer(
     else:
         require(initial is None, "a run that starts from another one (init) cannot use shards", settings.shards)
         given = dataset if dataset is not None else settings.dataset
-        shards = open_or_build_shards(Path(settings.shards), given, settings.tokens, source, settings.columns)
+        shards = open_or_build_shards(
+            Path(settings.shards), given, settings.tokens, source, settings.columns, check=check_shards
+        )
         model = TrajectoryModel.build(shards.tokenizer, settings.model, shards.metadata, seed=settings.seed)
         data = shards.data  # stays memory-mapped on the host; batches are sent to the device
     if share:
@@ -420,7 +449,7 @@ def _described(settings: RunSettings, trainer: Trainer, dataset: Dataset | None)
         name = str(Path(name).resolve()) if Path(name).exists() else name
     if settings.shards is not None:
         shards = str(Path(settings.shards).resolve())
-        source = open_shards(shards).source
+        source = open_shards(shards, check=False).source
     elif settings.dataset is not None:
         source = identity(settings.dataset, settings.columns)
     elif dataset is not None:

@@ -1,14 +1,11 @@
 """How much memory training needs, and how much there is: a run that cannot fit is refused before it starts."""
 
-import os
-from pathlib import Path
-
 import torch
 
 from trajectory_transformer.config import TrainConfig
+from trajectory_transformer.limits import GIB, available_bytes
 from trajectory_transformer.model.gpt import GPT
 
-GIB = 2**30
 _FLOAT = 4  # bytes
 
 # Float32 numbers kept for the backward pass, measured as peak memory of the eager backend on a CPU: windows of 159 and
@@ -27,25 +24,6 @@ def training_bytes(gpt: GPT, config: TrainConfig) -> int:
     pairs = _PER_PAIR * tokens**2 * model.num_heads * model.num_layers if model.dropout else 0
     logits = _PER_LOGIT * tokens * (gpt.num_bins + 1)
     return int(_FLOAT * (4 * parameters + config.batch_size * (hidden + pairs + logits)))
-
-
-def available_bytes() -> int | None:
-    """Memory that this machine, or the container this process is in, can still give; None if unknown."""
-    found = []
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            found.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    except (OSError, ValueError, IndexError):
-        pass  # not Linux, or without these files
-    if not found and hasattr(os, "sysconf"):
-        try:
-            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-        except (OSError, ValueError):
-            return None
-    return min(found, default=None)
 
 
 def check_memory(gpt: GPT, config: TrainConfig, device: torch.device) -> None:

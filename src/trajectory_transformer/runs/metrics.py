@@ -37,7 +37,9 @@ class JsonLines:
         """Append to a file after a step."""
         self._path = path
         if path.is_file():
-            kept = [line for line in path.read_text().splitlines() if _is_until(line, step)]
+            # A damaged file must not stop a run: lines that are no records of an earlier step are dropped.
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            kept = [line for line in lines if _is_until(line, step)]
             write_atomically(path, "".join(line + "\n" for line in kept).encode())
 
     def write(self, metrics: "DataclassInstance") -> None:
@@ -50,11 +52,25 @@ class JsonLines:
         """Every line is written at once."""
 
 
+def last_record(path: Path) -> dict[str, Any]:
+    """The last complete record of a file of metrics; {} if there is none."""
+    for line in reversed(path.read_bytes().splitlines() if path.is_file() else []):
+        try:
+            record = json.loads(line)
+            losses = record["losses"]
+            numbers = [record["loss"], record["tokens_per_second"], *losses.values()]
+            if all(isinstance(each, int | float) for each in numbers):
+                return {"loss": numbers[0], "tokens_per_second": numbers[1], "losses": losses}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return {}
+
+
 def _is_until(line: str, step: int) -> bool:
     """Whether a line belongs to this step or an earlier one; a line truncated by a kill does not count."""
     try:
         return bool(json.loads(line)["step"] <= step)
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from trajectory_transformer.checkpoint import model_config_from, token_config_from
 from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.sources.columns import Columns, parse_columns
-from trajectory_transformer.files import write_atomically
+from trajectory_transformer.files import naming, read_json, write_atomically
 from trajectory_transformer.tokens.tokenizer import CONVENTIONS
 from trajectory_transformer.training.optim import GRAD_CLIP, RECIPES, OptimizerRecipe
 
@@ -41,21 +41,26 @@ class RunSettings:
     @classmethod
     def read(cls, folder: Path) -> "RunSettings":
         """The settings of a run folder, also of one written before version 0.1."""
-        try:
-            stored = json.loads((folder / RUN).read_text())
-            known = {**stored, **_upgraded(folder, stored)}
+        with naming(folder / RUN, "not the description of a run", KeyError, TypeError, AttributeError):
+            stored = read_json(folder / RUN)
+            upgraded = _upgraded(stored)
+        if upgraded is None:
+            raise ValueError(
+                f"{folder} was started before version 0.1 with settings that no longer exist, so it cannot be resumed; "
+                "its checkpoint still loads (tt evaluate), or train again"
+            )
+        with naming(folder / RUN, "not the description of a run", KeyError, TypeError, AttributeError):
+            known = {**stored, **upgraded}
             if known.get("columns") is not None:
                 known["columns"] = parse_columns(known["columns"], str(folder / RUN), complete=False)
             known["tokens"] = token_config_from(known["tokens"])
             known["model"] = model_config_from(known["model"])
             known["train"] = TrainConfig(**known["train"])
             return cls(**known)
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder / RUN}: not the description of a run ({error})") from error
 
 
-def _upgraded(folder: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run started before version 0.1 under their new names, where they still exist."""
+def _upgraded(stored: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Settings of a run started before version 0.1 under their new names; None if they no longer exist."""
     old = dict(stored["train"])
     if "betas" not in old:
         return {}
@@ -70,10 +75,7 @@ def _upgraded(folder: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
         or old["epoch_size"] is not None
         or old["grad_clip"] != GRAD_CLIP
     ):
-        raise ValueError(
-            f"{folder} was started before version 0.1 with settings that no longer exist, so it cannot be resumed; its "
-            "checkpoint still loads (tt evaluate), or train again"
-        )
+        return None
     kept = ("epochs", "steps", "batch_size", "learning_rate", "warmup_steps", "action_weight", "augment")
     return {
         "train": {

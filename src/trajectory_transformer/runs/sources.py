@@ -93,6 +93,8 @@ def open_or_build_shards(
     tokens: TokenConfig,
     source: str | None = None,
     columns: Columns | None = None,
+    *,
+    check: bool = True,
 ) -> Shards:
     """The tokens of a dataset in a folder: written now if the folder does not exist, refused if they differ.
 
@@ -100,7 +102,7 @@ def open_or_build_shards(
     resumes passes the `source` it was started with; its dataset may no longer exist.
     """
     if folder.exists() and any(folder.iterdir()):
-        shards = open_shards(folder)
+        shards = open_shards(folder, check=check)
         resumes = source is not None
         source = source or (shards.source if dataset is None else identity(dataset, columns))
         if shards.source != source:
@@ -127,7 +129,7 @@ def open_or_build_shards(
         discretizer=tokenizer.discretizer,
         dimensions=dimension_fields(episodes.observation_dimensions, episodes.action_dimensions),
     )
-    return open_shards(folder)
+    return open_shards(folder, check=False)
 
 
 def _check_settings(folder: Path, stored: TokenConfig, requested: TokenConfig) -> None:

@@ -152,6 +152,14 @@ def discretizer_tensors(discretizer: Discretizer) -> dict[str, Tensor]:
 
 
 def discretizer_from(tensors: Mapping[str, Tensor]) -> Discretizer:
-    """A discretizer from its tensors."""
-    edges = tuple(row[np.isfinite(row)] for row in tensors["edges"].numpy())
-    return Discretizer(edges, tensors["values"].numpy())
+    """A discretizer from its tensors; refuses numbers that no fit could have given."""
+    padded, values = tensors["edges"].double().numpy(), tensors["values"].double().numpy()
+    if padded.ndim != 2 or values.ndim != 2 or padded.shape != (len(values), values.shape[1] + 1):
+        raise ValueError(f"edges [S, V + 1] must fit the values of the bins [S, V], got {padded.shape}, {values.shape}")
+    edges = tuple(row[: len(row) - int(np.isposinf(row).sum())] for row in padded)
+    for slot, row in enumerate(edges):
+        if not len(row) or not np.isfinite(row).all() or (row[1:] <= row[:-1]).any():
+            raise ValueError(f"the edges of slot {slot} must be finite and increasing")
+    if not (np.abs(values) <= np.finfo(np.float32).max).all():  # false for NaN
+        raise ValueError("the values of its bins must be finite, as float32 too")
+    return Discretizer(edges, values)

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,15 @@ from torch import Tensor
 
 from trajectory_transformer.checkpoint import read_tensors, token_config_from, write_tensors
 from trajectory_transformer.config import TokenConfig
-from trajectory_transformer.data.episode import Dataset, DoubleArray, Episode, Metadata, dimensions_from
-from trajectory_transformer.files import replacing, write_atomically
+from trajectory_transformer.data.episode import (
+    Dataset,
+    DoubleArray,
+    Episode,
+    Metadata,
+    check_description,
+    dimensions_from,
+)
+from trajectory_transformer.files import naming, read_json, replacing, write_atomically
 from trajectory_transformer.tokens.discretizer import Discretizer, discretizer_from, discretizer_tensors
 from trajectory_transformer.tokens.layout import TokenLayout
 from trajectory_transformer.tokens.tokenizer import CONVENTIONS, Tokenizer, layout_of, slot_values
@@ -29,6 +37,16 @@ from trajectory_transformer.tokens.windows import TokenizedDataset, token_type
 FORMAT = 2
 KIND = "trajectory-transformer tokens"
 INDEX, DISCRETIZER = "index.json", "discretizer.safetensors"
+_TOKEN_TYPES = ("uint8", "int16")
+_ALLOWED_TYPES = {
+    "rows": _TOKEN_TYPES,
+    "goals": _TOKEN_TYPES,
+    "num_steps": ("int64",),
+    "num_rows": ("int64",),
+    "terminated": ("bool",),
+    "maps": ("uint8", "float32"),
+}
+_CHECK_ROWS = 2**20
 SAMPLE_VALUES = 2**24  # real numbers kept to fit a discretizer on a stream: 128 MiB
 
 Array = npt.NDArray[Any]  # of the types the index names
@@ -158,16 +176,16 @@ def build_shards(
         write_atomically(temporary / INDEX, (json.dumps(index, indent=2) + "\n").encode())
 
 
-def open_shards(folder: str | Path) -> Shards:
-    """Map a folder that `build_shards` wrote; every error is a ValueError that names the file."""
+def open_shards(folder: str | Path, *, check: bool = True) -> Shards:
+    """Map a folder that `build_shards` wrote; every error is a ValueError that names the file.
+
+    With `check`, all tokens are read once: one outside the vocabulary would end training on a GPU without a message.
+    """
     folder = Path(folder)
     path = folder / INDEX
     if not path.is_file():
         raise ValueError(f"{path}: the file is missing; a folder of token shards needs it")
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON, was it truncated? ({error})") from error
+    index = read_json(path)
     if not isinstance(index, dict) or index.get("kind") != KIND:
         raise ValueError(f"{path}: not the index of {KIND}")
     if index.get("format") != FORMAT:
@@ -175,20 +193,56 @@ def open_shards(folder: str | Path) -> Shards:
             f"{path}: shard format {index.get('format')} cannot be read by this version, which reads format {FORMAT}; "
             "remove the folder and let `tt train --shards` write it again"
         )
-    try:
+    kinds = (KeyError, TypeError, AttributeError, OverflowError)
+    with naming(folder, f"not a folder of {KIND}", *kinds):
         names = [*_types(np.uint8), *(["maps"] if "maps" in index["arrays"] else [])]
-        arrays = {name: _map(folder / f"{name}.bin", index["arrays"][name]) for name in names}
+        arrays = {name: _map(folder / f"{name}.bin", index["arrays"][name], _ALLOWED_TYPES[name]) for name in names}
         discretizer = discretizer_from(read_tensors(folder / DISCRETIZER)[0])
         named = [dimensions_from(kind, index.get("dimensions", {})) for kind in ("observation", "action")]
         layout, tokens = TokenLayout(**index["layout"]), token_config_from(index["tokens"])
+        if discretizer.values.shape != (layout.size, tokens.num_bins):
+            raise ValueError(f"{folder}: the layout needs {layout.size} slots of {tokens.num_bins} bins")
+        _check_shapes(folder, arrays, layout)
+        if check:
+            _check_values(folder, arrays, discretizer)
         return Shards(
             data=TokenizedDataset(**arrays, first_row=arrays["num_rows"].cumsum(0) - arrays["num_rows"]),
             tokenizer=Tokenizer(layout, discretizer, tokens, *named),
-            metadata=index["metadata"],
-            source=index["source"],
+            metadata=check_description({"metadata": index["metadata"]}, path)["metadata"],
+            source=str(index["source"]),
         )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not the index of {KIND} ({error})") from error
+
+
+def _check_shapes(folder: Path, arrays: Mapping[str, Tensor], layout: TokenLayout) -> None:
+    """Refuse arrays that do not fit each other; reads only the lengths of the episodes."""
+    episodes = arrays["num_rows"].shape
+    rows, steps = arrays["num_rows"], arrays["num_steps"]
+    wanted = {"rows": (layout.size,), "goals": (layout.goal_dim,), "maps": layout.map_shape}
+    for name, array in arrays.items():
+        if array.shape[1:] != wanted.get(name, ()) or (name != "rows" and array.shape[:1] != episodes):
+            raise ValueError(f"{folder / name}.bin: has shape {list(array.shape)}, which does not fit the layout")
+    if len(rows) == 0 or int(rows.min()) < 1 or int(steps.min()) < 1 or bool(((rows - steps).abs() > 1).any()):
+        raise ValueError(f"{folder / 'num_rows'}.bin: every episode needs at least one row, and one or none per step")
+    if int(rows.sum()) != len(arrays["rows"]):
+        raise ValueError(f"{folder / 'rows'}.bin: has {len(arrays['rows'])} rows, its episodes need {int(rows.sum())}")
+
+
+def _check_values(folder: Path, arrays: Mapping[str, Tensor], discretizer: Discretizer) -> None:
+    """Refuse tokens outside the vocabulary, in chunks: the arrays may be larger than memory."""
+    limits = {"rows": discretizer.stop, "goals": discretizer.stop - 1}
+    for name, largest in limits.items():
+        array = arrays[name]
+        for start in range(0, len(array), _CHECK_ROWS):
+            part = array[start : start + _CHECK_ROWS]
+            if part.numel() and (int(part.max()) > largest or int(part.min()) < 0):
+                raise ValueError(
+                    f"{folder / name}.bin: tokens must lie in [0, {largest}], got {int(part.min())} to "
+                    f"{int(part.max())}; the file is damaged, remove the folder and write it again"
+                )
+    if int(arrays["terminated"].view(torch.uint8).max()) > 1:
+        raise ValueError(f"{folder / 'terminated'}.bin: must hold 0 or 1 for every episode")
+    if "maps" in arrays and arrays["maps"].is_floating_point() and not arrays["maps"].isfinite().all():
+        raise ValueError(f"{folder / 'maps'}.bin: maps must be finite")
 
 
 def _types(token: npt.DTypeLike) -> dict[str, npt.DTypeLike]:
@@ -245,10 +299,12 @@ def _write_arrays(
     }
 
 
-def _map(path: Path, entry: Mapping[str, Any]) -> Tensor:
-    """A file of the folder as a memory-mapped tensor."""
+def _map(path: Path, entry: Mapping[str, Any], allowed: Sequence[str]) -> Tensor:
+    """A file of the folder as a memory-mapped tensor of one of the allowed types."""
+    if entry["type"] not in allowed or not all(type(size) is int and size >= 0 for size in entry["shape"]):
+        raise ValueError(f"{path}: {INDEX} declares the type {entry['type']!r} and the shape {entry['shape']!r}")
     kind, shape = np.dtype(entry["type"]), tuple(entry["shape"])
-    wanted = kind.itemsize * int(np.prod(shape))
+    wanted = kind.itemsize * prod(shape)
     if not path.is_file():
         raise ValueError(f"{path}: the file is missing; {INDEX} names it")
     if path.stat().st_size != wanted:

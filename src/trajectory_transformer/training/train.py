@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trajectory_transformer.checkpoint import read_tensors, write_tensors
 from trajectory_transformer.config import TrainConfig, require
+from trajectory_transformer.files import naming
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.randomness import stream_seed
 from trajectory_transformer.tokens.windows import Batch, TokenizedDataset, batch_indices, gather_windows
@@ -187,7 +188,10 @@ class Trainer:
             self.model.gpt.load_state_dict(weights)
         except RuntimeError as error:
             raise ValueError(f"{path}: not the state of this model ({str(error).splitlines()[-1].strip()})") from error
-        self.engine.load_state(tensors)
-        self.step = int(metadata["step"])
-        if self.validation is not None:
-            self.validation.load_state(tensors, metadata)
+        with naming(path, "not the state of this run", KeyError, RuntimeError, TypeError):
+            self.engine.load_state(tensors)
+            if self.validation is not None:
+                self.validation.load_state(tensors, metadata)
+            step = int(metadata["step"])
+            require(0 <= step <= self.total_steps, f"a run of {self.total_steps} steps cannot be at step", step)
+        self.step = step

@@ -37,6 +37,7 @@ def load_content(
     dataset: str | None = None,
     search: SearchConfig | None = None,
     device: str | torch.device = "cpu",
+    trust: bool = False,
 ) -> Content:
     """Load a run folder. The episodes are those of `dataset`, else of the training data, else of an evaluation."""
     run = Path(run)
@@ -52,7 +53,7 @@ def load_content(
         missing |= dict.fromkeys(("Forecast", "Attention"), text)
     env_id = env or model.metadata.get("env")
     try:
-        made = make_control_env(model, env)
+        made = make_control_env(model, env, trust=trust)
         made.close()
     except ValueError as error:
         missing["Control"] = str(error)

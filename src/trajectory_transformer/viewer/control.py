@@ -60,9 +60,9 @@ class Moment:
         return len(self.actions)
 
 
-def make_control_env(model: TrajectoryModel, env: str | None = None) -> gymnasium.Env[Any, Any]:
+def make_control_env(model: TrajectoryModel, env: str | None = None, *, trust: bool = False) -> gymnasium.Env[Any, Any]:
     """The environment of a model's data (or another one), checked against the model; a ValueError says why not."""
-    env_id, options = environment_of(model.metadata, env, None)
+    env_id, options = environment_of(model.metadata, env, None, trust=trust)
     try:
         made = make_env(env_id, **options)
     except (gymnasium.error.Error, TypeError, ImportError) as error:

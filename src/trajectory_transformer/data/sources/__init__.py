@@ -16,7 +16,7 @@ from trajectory_transformer.data.sources.tasks import is_task, load_task
 __all__ = ["Columns", "is_minari_id", "load_dataset", "save_dataset"]
 
 _FILES = (".npz", ".hdf5", ".h5", *TABLES)
-_WRITERS: dict[str, Callable[[Dataset, Path], None]] = {
+_WRITERS: dict[str, Callable[..., None]] = {
     ".npz": save_npz,
     ".hdf5": save_hdf5,
     ".h5": save_hdf5,
@@ -73,16 +73,20 @@ def _refuse(name: str, columns: Columns | None, *, only_names: bool = False) -> 
         raise ValueError(f"{name}: describes its episodes itself, so it takes no {what}; leave them out")
 
 
-def save_dataset(dataset: Dataset, target: str | Path) -> None:
-    """Save a dataset to a file (`.npz`, `.hdf5`, `.parquet`, `.csv`) or as a local Minari dataset."""
+def save_dataset(dataset: Dataset, target: str | Path, *, overwrite: bool | None = None) -> None:
+    """Save a dataset to a file (`.npz`, `.hdf5`, `.parquet`, `.csv`) or as a local Minari dataset.
+
+    It appears complete or not at all. `overwrite` says whether one that exists is replaced or an error; by default
+    files are replaced, and Minari datasets are not.
+    """
     target, path = str(target), Path(target)
     suffix = table_suffix(path)
     if dataset.map_shape and suffix != ".npz":
         raise ValueError(f"{target}: only .npz files can store the maps of episodes; save to a .npz file")
     if suffix in _WRITERS:
-        _WRITERS[suffix](dataset, path)
+        _WRITERS[suffix](dataset, path, overwrite=overwrite is not False)
     elif is_minari_id(target):
-        save_minari(dataset, target)
+        save_minari(dataset, target, overwrite=bool(overwrite))
     else:
         raise ValueError(
             f"{target}: cannot be saved; expected a file ({', '.join(_WRITERS)}) or a Minari id such as hopper/mine-v0"

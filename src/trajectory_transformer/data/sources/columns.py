@@ -8,6 +8,8 @@ from typing import Literal
 
 import yaml
 
+from trajectory_transformer.files import read_yaml
+
 Missing = Literal["refuse", "drop_episode", "forward_fill"]
 Categories = dict[str, int | list[str | int]]
 
@@ -117,11 +119,7 @@ def columns_path(path: Path) -> Path:
 
 def read_columns(path: str | Path) -> Columns:
     """Read columns from a YAML file."""
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
-    return parse_columns(content, str(path))
+    return parse_columns(read_yaml(Path(path)), str(path))
 
 
 def parse_columns(content: object, place: str, *, complete: bool = True) -> Columns:

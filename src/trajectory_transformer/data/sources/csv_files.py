@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ import numpy.typing as npt
 
 from trajectory_transformer.data.episode import DoubleArray
 from trajectory_transformer.data.sources.cells import Arrays, Values, as_labels, category_numbers
+from trajectory_transformer.limits import check_size
 
 _CHUNK = 65536
+_MAX_LINE = 2**20
 _SEPARATORS = (",", ";", "\t")
 _TRUTH = {"true": "1", "false": "0", "": "nan"}
 
@@ -66,6 +69,7 @@ def read_csv(
                 else:
                     pieces[name].append(np.array(cells))
             num_rows += len(chunk)
+            check_size(path, 8 * num_rows * len(pieces))
     if not num_rows:
         raise ValueError(f"{path}: the table has no rows")
     joined = {name: np.concatenate(parts) for name, parts in pieces.items()}
@@ -111,15 +115,23 @@ def _opened(path: Path) -> Iterator[TextIO]:
 def _rows(path: Path, file: TextIO, separator: str) -> Iterator[list[str]]:
     """The rows of a table, header included; empty lines are left out."""
     try:
-        yield from (row for row in csv.reader(file, delimiter=separator) if row)
+        yield from (row for row in csv.reader(_lines(path, file), delimiter=separator) if row)
     except csv.Error as error:
         raise ValueError(f"{path}: not a CSV table with a header ({error})") from error
+
+
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    """The lines of a file; a compressed one can hold a line of any length."""
+    while line := file.readline(_MAX_LINE):
+        if len(line) == _MAX_LINE:
+            raise ValueError(f"{path}: a line of a table may have at most {_MAX_LINE:,} characters")
+        yield line
 
 
 def _separator(path: Path) -> str:
     """The separator that splits the header and the first row into the same number of columns, the more the better."""
     with _opened(path) as file:
-        lines = [file.readline(), file.readline()]
+        lines = list(itertools.islice(_lines(path, file), 2))
 
     def columns(separator: str) -> tuple[bool, int]:
         counts = [len(next(csv.reader([line], delimiter=separator), [])) for line in lines if line.strip()]

@@ -4,7 +4,7 @@ Arrays: `observations` [N, O], `actions` [N, A] (or integers [N]: one discrete a
 optional `rewards` [N], `next_observations` [N, O] and `infos/goal` [N, G].
 """
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trajectory_transformer.data.episode import Dataset, dimensions_from
+from trajectory_transformer.data.episode import Dataset, check_description, dimensions_from
 from trajectory_transformer.data.sources.columns import Columns
 from trajectory_transformer.data.sources.rows import Rows, build_dataset, check_numbers, description
-from trajectory_transformer.files import replacing
+from trajectory_transformer.files import parse_json, replacing
+from trajectory_transformer.limits import check_size
 
 _NEEDED = ("observations", "actions", "terminals")
 _OPTIONAL = ("timeouts", "rewards", "next_observations", "infos/goal")
@@ -93,19 +94,47 @@ def _read(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     h5py = _h5py()
     try:
         with h5py.File(path, "r") as file:
-            found = sorted(key for key in file if isinstance(file[key], h5py.Dataset))
+            check_contents(path, file, [*_NEEDED, *_OPTIONAL])
+            found = sorted(key for key in file if isinstance(file.get(key), h5py.Dataset))
             missing = [name for name in _NEEDED if name not in found]
-            if not missing:
-                arrays = {name: file[name][()] for name in (*_NEEDED, *_OPTIONAL) if name in file}
-            stored = json.loads(file.attrs.get(_DESCRIPTION, "{}"))
-    except (OSError, RuntimeError, KeyError) as error:
+            known = [name for name in (*_NEEDED, *_OPTIONAL) if isinstance(file.get(name), h5py.Dataset)]
+            arrays = {} if missing else {name: np.asarray(file[name][()]) for name in known}
+            text = file.attrs.get(_DESCRIPTION, "{}")
+    except (OSError, RuntimeError, KeyError, TypeError, MemoryError) as error:
         raise ValueError(f"{path}: not a complete HDF5 file; it may be truncated ({error})") from error
+    stored = check_description(parse_json(str(text), f"{path}: its description"), path)
     if missing:
         raise ValueError(f"{path}: a D4RL file needs the array {missing[0]!r}, got {found}")
     return arrays, stored
 
 
-def save_hdf5(dataset: Dataset, path: str | Path) -> None:
+def check_contents(path: Path, file: Any, names: Sequence[str] | None = None) -> None:
+    """Refuse an HDF5 file that refers to other files, or whose arrays of these names (None: all) are too large."""
+    h5py = _h5py()
+    declared = 0
+    groups, visited = [file], 0
+    while groups:
+        group = groups.pop()
+        for key in group:
+            visited += 1
+            if isinstance(group.get(key, getlink=True), h5py.ExternalLink):
+                raise ValueError(f"{path}: {group.name.rstrip('/')}/{key} is a link to another file, which is not read")
+            if isinstance(group.get(key, getlink=True), h5py.SoftLink):
+                continue  # its target is visited under its own name, or is a link to another file
+            entry = group[key]
+            if isinstance(entry, h5py.Group):
+                groups.append(entry)
+            elif isinstance(entry, h5py.Dataset):
+                if entry.external or entry.is_virtual:
+                    raise ValueError(f"{path}: the numbers of {entry.name} are in other files, which are not read")
+                if names is None or entry.name.lstrip("/") in names:
+                    declared += entry.nbytes
+        if visited > path.stat().st_size:
+            raise ValueError(f"{path}: its groups contain each other")
+    check_size(path, declared)
+
+
+def save_hdf5(dataset: Dataset, path: str | Path, *, overwrite: bool = True) -> None:
     """Write a D4RL file, with `next_observations` so that final states are kept."""
     h5py = _h5py()
     episodes = dataset.episodes
@@ -126,7 +155,7 @@ def save_hdf5(dataset: Dataset, path: str | Path) -> None:
     if goals:
         arrays["infos/goal"] = np.concatenate(goals)
     # Only the latest file format allows attributes larger than 64 KiB.
-    with replacing(path) as temporary, h5py.File(temporary, "w", libver="latest") as file:
+    with replacing(path, overwrite=overwrite) as temporary, h5py.File(temporary, "w", libver="latest") as file:
         for name, values in arrays.items():
             file.create_dataset(name, data=values)
         file.attrs[_DESCRIPTION] = description(dataset)

@@ -4,7 +4,6 @@ Versions 2.0 and 2.1 have one file per episode, version 3.0 has several episodes
 out. In a dataset with several tasks, the task of an episode is one more observation, a category.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from trajectory_transformer.data.sources.cells import listed_categories
 from trajectory_transformer.data.sources.columns import Columns
 from trajectory_transformer.data.sources.parquet import parquet_header, read_parquet, read_records
 from trajectory_transformer.data.sources.tables import check_names, table_dataset
+from trajectory_transformer.files import naming, parse_json, read_json
 
 _INFO = Path("meta") / "info.json"
 _VERSIONS = ("v2.0", "v2.1", "v3.0")
@@ -29,6 +29,11 @@ def load_lerobot(path: str | Path, columns: Columns | None = None) -> Dataset:
     """Read a LeRobot dataset; `columns` overrides which features are observations, actions, reward and terminal."""
     path = Path(path)
     info = _info(path)
+    with naming(path / _INFO, "not the description of a LeRobot dataset", AttributeError, TypeError, IndexError):
+        return _load(path, info, columns)
+
+
+def _load(path: Path, info: dict[str, Any], columns: Columns | None) -> Dataset:
     features: dict[str, dict[str, Any]] = info["features"]
     images = [name for name, each in features.items() if each.get("dtype") in ("image", "video")]
     vectors = [name for name in features if name not in images]
@@ -69,11 +74,9 @@ def _with_task_names(dataset: Dataset, tasks: dict[int, str]) -> Dataset:
 
 def _info(path: Path) -> dict[str, Any]:
     """The description of a dataset."""
-    try:
-        info = json.loads((path / _INFO).read_text(encoding="utf-8"))
+    with naming(path / _INFO, "not the description of a LeRobot dataset", KeyError, TypeError):
+        info = read_json(path / _INFO)
         version, features = info["codebase_version"], info["features"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path / _INFO}: not the description of a LeRobot dataset ({error})") from error
     if version not in _VERSIONS or not isinstance(features, dict):
         raise ValueError(f"{path / _INFO}: LeRobot version {version} is not supported, expected {', '.join(_VERSIONS)}")
     known: dict[str, Any] = info
@@ -83,16 +86,15 @@ def _info(path: Path) -> dict[str, Any]:
 def _tasks(path: Path) -> dict[int, str]:
     """The tasks of a dataset by index: JSON lines before version 3.0, then a Parquet file indexed by the text."""
     lines, table = path / "meta" / "tasks.jsonl", path / "meta" / "tasks.parquet"
-    try:
+    with naming(path / "meta", "the list of tasks cannot be read", KeyError, StopIteration, TypeError, AttributeError):
         if table.is_file():
             records = read_records(table)
             texts = [next(str(value) for key, value in each.items() if key != _TASK) for each in records]
             return {int(each[_TASK]): text for each, text in zip(records, texts, strict=True)}
         if lines.is_file():
-            records = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines() if line.strip()]
+            texts = lines.read_text(encoding="utf-8").splitlines()
+            records = [parse_json(line, str(lines)) for line in texts if line.strip()]
             return {int(each[_TASK]): str(each["task"]) for each in records}
-    except (json.JSONDecodeError, KeyError, StopIteration, TypeError) as error:
-        raise ValueError(f"{path / 'meta'}: the list of tasks cannot be read ({error})") from error
     return {}
 
 

@@ -1,11 +1,14 @@
 """Minari datasets: load by id, from local datasets or by download, and save local datasets."""
 
 import json
+import secrets
+import shutil
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from urllib.error import HTTPError
@@ -15,10 +18,17 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
-from gymnasium.error import Error as GymnasiumError
 
-from trajectory_transformer.data.episode import Dataset, Episode, FloatArray, dimension_fields, dimensions_from
+from trajectory_transformer.data.episode import (
+    Dataset,
+    Episode,
+    FloatArray,
+    check_description,
+    dimension_fields,
+    dimensions_from,
+)
 from trajectory_transformer.data.scores import references_of
+from trajectory_transformer.data.sources.hdf5 import check_contents
 from trajectory_transformer.data.sources.rows import description
 from trajectory_transformer.data.spaces import (
     Leaf,
@@ -30,6 +40,7 @@ from trajectory_transformer.data.spaces import (
     split_goal,
     total_dim,
 )
+from trajectory_transformer.files import parse_json, publish, read_json, write_atomically
 
 _DESCRIPTION = "trajectory_transformer"
 _TIMEOUT = 3.0  # seconds for the server to answer
@@ -66,27 +77,34 @@ def load_minari(dataset_id: str) -> Dataset:
     except FileNotFoundError:
         _download(minari, dataset_id)
         source = minari.load_dataset(local_id)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged dataset fails in many ways
         raise ValueError(f"Minari dataset {dataset_id}: cannot be read ({error})") from error
-    raw = source.storage.metadata
-    stored = json.loads(raw.get(_DESCRIPTION, "{}"))
-    observation_parts, goal_parts = split_goal(source.observation_space)
-    map_part = map_leaf(source.observation_space)
-    action_parts = leaves(source.action_space, "actions")
+    place = f"Minari dataset {dataset_id}"
+    _check_files(Path(source.storage.data_path), place)
+    try:
+        raw = source.storage.metadata
+        stored = check_description(parse_json(str(raw.get(_DESCRIPTION, "{}")), place), place)
+        observation_parts, goal_parts = split_goal(source.observation_space)
+        map_part = map_leaf(source.observation_space)
+        action_parts = leaves(source.action_space, "actions")
+        records = _records(source, place)
+        found = _minari_metadata(raw)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{place}: its metadata cannot be read ({type(error).__name__}: {error})") from error
     outcomes = stored.get("outcomes", [])
     episodes = []
-    for index, record in enumerate(source.iterate_episodes()):
+    for index, record in enumerate(records):
         try:
             outcome = outcomes[index] if index < len(outcomes) else _outcome(record.infos)
             episode = _episode(record, observation_parts, goal_parts, action_parts, outcome)
             if map_part is not None:
                 episode = replace(episode, map=maps_of(record.observations, map_part, len(episode) + 1)[0])
             episodes.append(episode)
-        except ValueError as error:
-            raise ValueError(f"Minari dataset {dataset_id}, episode {index}: {error}") from error
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise ValueError(f"{place}, episode {index}: {error}") from error
     if not stored.get("rewards", True):
         episodes = [replace(episode, rewards=None) for episode in episodes]
-    metadata = {"minari": local_id, **_minari_metadata(raw), **stored.get("metadata", {})}
+    metadata = {"minari": local_id, **found, **stored.get("metadata", {})}
     observed = [dimension for leaf in observation_parts for dimension in leaf.dimensions("observation")]
     acted = [dimension for leaf in action_parts for dimension in leaf.dimensions("action")]
     try:
@@ -96,6 +114,25 @@ def load_minari(dataset_id: str) -> Dataset:
         return Dataset(tuple(episodes), metadata, *dimensions)
     except ValueError as error:
         raise ValueError(f"Minari dataset {dataset_id}: {error}") from error
+
+
+def _records(source: Any, place: str) -> Iterator[Any]:
+    """The episodes as Minari reads them."""
+    try:
+        yield from source.iterate_episodes()
+    except Exception as error:  # a damaged dataset fails in many ways
+        raise ValueError(f"{place}: cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _check_files(folder: Path, place: str) -> None:
+    """Refuse HDF5 files of a dataset that refer to other files or declare more than they hold."""
+    h5py = import_module("h5py")
+    for path in sorted(folder.glob("*.hdf5")):
+        try:
+            with h5py.File(path, "r") as file:
+                check_contents(path, file)
+        except (OSError, RuntimeError, KeyError, TypeError) as error:
+            raise ValueError(f"{place}: {path.name} cannot be read ({error})") from error
 
 
 def _episode(
@@ -128,7 +165,7 @@ def _minari_metadata(raw: Mapping[str, Any]) -> dict[str, str | float]:
     """The environment and the reference scores from Minari's own metadata."""
     found: dict[str, str | float] = {}
     if isinstance(raw.get("env_spec"), str):
-        found["env"] = json.loads(raw["env_spec"])["id"]
+        found["env"] = str(parse_json(raw["env_spec"], "env_spec")["id"])
     for key in ("ref_min_score", "ref_max_score"):
         if isinstance(raw.get(key), int | float):
             found[key] = float(raw[key])
@@ -179,8 +216,13 @@ def _unreachable(endpoint: str) -> str | None:
     return answer[0] if answer else f"no answer in {_TIMEOUT + 1:.0f} s"
 
 
-def save_minari(dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None = None) -> None:
-    """Write a local Minari dataset; goals become `desired_goal` of every step, missing rewards become 0."""
+def save_minari(
+    dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None = None, *, overwrite: bool = False
+) -> None:
+    """Write a local Minari dataset; goals become `desired_goal` of every step, missing rewards become 0.
+
+    It is written under a temporary id and renamed, so it appears complete or not at all.
+    """
     if dataset.map_shape:
         raise ValueError(f"{dataset_id}: only .npz files can store the maps of episodes; save to a .npz file")
     minari = _minari()
@@ -206,11 +248,16 @@ def save_minari(dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None =
     ]
     known = references_of(str(dataset.metadata.get("env", "")), dataset.metadata)
     packages = [name for name in ("gymnasium", "mujoco") if f"version.{name}" in dataset.metadata]
+    folder = import_module("minari.storage").get_dataset_path
+    if folder(dataset_id).exists() and not overwrite:
+        raise ValueError(f"Minari dataset {dataset_id}: cannot be written (it already exists)")
+    name, version = dataset_id.rsplit("-v", 1)
+    temporary_id = f"{name}-{secrets.token_hex(8)}-tmp-v{version}"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about missing authors and links
             stored = minari.create_dataset_from_buffers(
-                dataset_id,
+                temporary_id,
                 buffers,
                 env=None if env is None else env.spec,
                 observation_space=observation_space,
@@ -221,18 +268,35 @@ def save_minari(dataset: Dataset, dataset_id: str, seeds: Sequence[int] | None =
                 ref_max_score=known.expert if known else None,
                 requirements=[f"{name}=={dataset.metadata[f'version.{name}']}" for name in packages],
             )
-    except ValueError as error:
-        raise ValueError(f"Minari dataset {dataset_id}: cannot be written ({error})") from error
-    stored.storage.update_metadata({_DESCRIPTION: description(dataset)})
+        stored.storage.update_metadata({_DESCRIPTION: description(dataset)})
+        _rename(Path(stored.storage.data_path) / "metadata.json", dataset_id)
+    except BaseException as error:
+        shutil.rmtree(folder(temporary_id), ignore_errors=True)
+        if isinstance(error, ValueError):
+            raise ValueError(f"Minari dataset {dataset_id}: cannot be written ({error})") from error
+        raise
+    if overwrite and folder(dataset_id).exists():
+        delete_minari(dataset_id)
+    publish(folder(temporary_id), folder(dataset_id), overwrite=False)
+
+
+def _rename(path: Path, dataset_id: str) -> None:
+    """Write the id into the metadata of a dataset; Minari itself refuses to change it."""
+    write_atomically(path, json.dumps({**read_json(path), "dataset_id": dataset_id}).encode())
 
 
 def _environment(dataset: Dataset) -> "gymnasium.Env[Any, Any] | None":
-    """The environment of a dataset, if it can be made here."""
+    """The environment of a dataset, if it can be made here without importing a module that only the data names."""
     name = dataset.metadata.get("env")
-    options = json.loads(str(dataset.metadata.get("env_options", "{}")))
+    if not isinstance(name, str):
+        return None
+    module, _, own = name.rpartition(":")
+    if module and own not in gymnasium.registry:
+        return None
     try:
-        return gymnasium.make(name, **options) if isinstance(name, str) else None
-    except (GymnasiumError, ImportError):
+        options = parse_json(str(dataset.metadata.get("env_options", "{}")), "env_options")
+        return gymnasium.make(own, **options)
+    except Exception:  # an environment may refuse the arguments that the data names with any exception
         return None
 
 

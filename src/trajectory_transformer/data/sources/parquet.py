@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from trajectory_transformer.data.episode import DoubleArray
+from trajectory_transformer.data.episode import DoubleArray, check_description
 from trajectory_transformer.data.sources.cells import Arrays, Values, as_labels, category_numbers
+from trajectory_transformer.files import parse_json
+from trajectory_transformer.limits import check_size
 
 _DESCRIPTION = b"trajectory_transformer"
 
@@ -30,7 +32,8 @@ def parquet_header(path: Path) -> tuple[list[str], dict[str, Any]]:
         schema = parquet.ParquetDataset(path).schema
     except (OSError, pyarrow.ArrowException) as error:
         raise _incomplete(path, error) from error
-    return list(schema.names), json.loads((schema.metadata or {}).get(_DESCRIPTION, b"{}"))
+    stored = parse_json((schema.metadata or {}).get(_DESCRIPTION, b"{}"), f"{path}: its description")
+    return list(schema.names), check_description(stored, path)
 
 
 def read_parquet(
@@ -45,6 +48,7 @@ def read_parquet(
     tables = []
     for file in files:
         try:
+            _check_rows(file, [*numeric, *labels])
             tables.append(parquet.read_table(file, columns=list(dict.fromkeys([*numeric, *labels]))))
         except (OSError, pyarrow.ArrowException) as error:
             raise _incomplete(file, error) from error
@@ -68,6 +72,19 @@ def read_parquet(
         if arrays[name].dtype == object:
             arrays[name] = np.array(["" if value is None else str(value) for value in table[name].to_pylist()])
     return arrays
+
+
+def _check_rows(path: Path, columns: Sequence[str]) -> None:
+    """Refuse a file or folder whose columns would not fit into memory: a run of equal values takes a few bytes."""
+    _, parquet = _pyarrow()
+    for file in sorted(path.glob("**/*.parquet")) if path.is_dir() else [path]:
+        found = parquet.ParquetFile(file).metadata
+        numbers = 0
+        for group in (found.row_group(index) for index in range(found.num_row_groups)):
+            for chunk in (group.column(index) for index in range(group.num_columns)):
+                place = f"{chunk.path_in_schema}."  # of a column of lists: NAME.list.element
+                numbers += chunk.num_values * any(place.startswith(f"{name}.") for name in columns)
+        check_size(file, 8 * numbers)
 
 
 def write_parquet(

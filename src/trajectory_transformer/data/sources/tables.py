@@ -31,6 +31,7 @@ from trajectory_transformer.files import replacing, write_atomically
 
 __all__ = ["CSV", "TABLES", "Columns", "load_table", "save_table", "table_suffix"]
 
+_WRITTEN = "# Written by tt, together with the table.\n"
 CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 TABLES = (*CSV, ".parquet")
 
@@ -292,9 +293,21 @@ def _categories(read: Callable[..., Arrays], path: Path, name: str, *, is_action
     return list(range(1, high + 1)) if low == 1 else high + 1
 
 
-def save_table(dataset: Dataset, path: str | Path) -> None:
+def check_columns_path(path: Path) -> None:
+    """Refuse to replace the file of columns that a user has written for a table that does not exist yet."""
+    beside = columns_path(path)
+    if table_suffix(path) in CSV and beside.exists() and not beside.read_bytes().startswith(_WRITTEN.encode()):
+        raise ValueError(
+            f"{beside} exists already, and writing {path} would replace it; choose another path, or replace both with "
+            "--overwrite true"
+        )
+
+
+def save_table(dataset: Dataset, path: str | Path, *, overwrite: bool = True) -> None:
     """Write one row per step and one per final state; columns go to a YAML file (CSV) or into the file (Parquet)."""
     path = Path(path)
+    if not overwrite:
+        check_columns_path(path)
     columns = _columns_of(dataset)
     parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*columns.labels, *columns.numeric)}
     for index, episode in enumerate(dataset):
@@ -314,7 +327,7 @@ def save_table(dataset: Dataset, path: str | Path) -> None:
     arrays = {name: np.concatenate(values) for name, values in parts.items()}
     categories = listed_categories(columns)
     suffix = table_suffix(path)
-    with replacing(path) as temporary:
+    with replacing(path, overwrite=overwrite) as temporary:
         if suffix in CSV:
             write_csv(
                 arrays,
@@ -323,7 +336,8 @@ def save_table(dataset: Dataset, path: str | Path) -> None:
                 compressed=path.suffix == ".gz",
                 categories=categories,
             )
-            write_atomically(columns_path(path), columns.to_yaml().encode())
+            # Before the table appears: a table without its columns could not be read.
+            write_atomically(columns_path(path), (_WRITTEN + columns.to_yaml()).encode())
         else:
             stored = {**json.loads(description(dataset)), "columns": asdict(columns)}
             write_parquet(arrays, temporary, stored, categories=categories)

@@ -1,0 +1,160 @@
+"""One small valid input of every format, and what reads it."""
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from trajectory_transformer.baselines import train_baseline
+from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
+from trajectory_transformer.data.episode import Dataset, Episode
+from trajectory_transformer.data.sources import save_dataset
+from trajectory_transformer.runs import train
+from trajectory_transformer.runs.sources import open_or_build_shards
+
+COLUMNS = "episode: episode\nobservations: [a, b]\nactions: [c]\nreward: r\nterminal: done\n"
+RECIPE = "env: CartPole-v1\nparts:\n  - policy: random\n    steps: 3\n"
+CONFIG = "env: CartPole-v1\npolicy: random\nepisodes: 1\nworkers: 1\nseed: 3\n"
+TABLE = "episode,a,b,c,r,done\n0,1.5,2,0.5,1,false\n0,1,2.5,0.25,1,true\n1,3,4,0.5,0,false\n1,4,4,0.5,0,false\n"
+SMALL = {"model": ModelConfig(window=2, num_layers=1, num_heads=1, width=8), "tokens": TokenConfig(num_bins=5)}
+SEARCH = ("--search.beam_width", "1", "--search.horizon", "1", "--device", "cpu", "--episodes", "1", "--num_envs", "1")
+
+
+STEP = ["--train.steps", "1", "--train.batch_size", "2", "--device", "cpu", "--model.window", "2", "--model.width", "8"]
+STEP += ["--model.num_layers", "1", "--model.num_heads", "1", "--tokens.num_bins", "5"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file to damage, and the command that reads it; `{}` in the words is the folder that holds the copy."""
+
+    name: str
+    file: str  # relative to the folder
+    words: tuple[str, ...]
+
+
+TARGETS = (
+    Target("npz", "data.npz", ("data", "show", "{}/data.npz")),
+    Target("ogbench", "ogbench.npz", ("data", "show", "{}/ogbench.npz")),
+    Target("hdf5", "data.hdf5", ("data", "show", "{}/data.hdf5")),
+    Target("parquet", "data.parquet", ("data", "show", "{}/data.parquet")),
+    Target("csv", "table.csv", ("data", "show", "{}/table.csv")),
+    Target("csv.gz", "packed.csv.gz", ("data", "show", "{}/packed.csv.gz")),
+    Target("columns", "table.csv.columns.yaml", ("data", "show", "{}/table.csv")),
+    Target("lerobot info", "lerobot/meta/info.json", ("data", "show", "{}/lerobot")),
+    Target("lerobot tasks", "lerobot/meta/tasks.jsonl", ("data", "show", "{}/lerobot")),
+    Target("minari metadata", "minari/corpus/data-v0/data/metadata.json", ("data", "show", "corpus/data-v0")),
+    Target("minari data", "minari/corpus/data-v0/data/main_data.hdf5", ("data", "show", "corpus/data-v0")),
+    Target("recipe", "recipe.yaml", ("collect", "--recipe", "{}/recipe.yaml", "--out", "{}/x.npz", "--workers", "1")),
+    Target("config", "config.yaml", ("collect", "--config", "{}/config.yaml", "--out", "{}/x.npz", "--episodes", "1")),
+    Target("description", "run/checkpoint.json", ("evaluate", "{}/run", "--out", "{}/x.json", *SEARCH)),
+    Target("weights", "run/weights.safetensors", ("evaluate", "{}/run", "--out", "{}/x.json", *SEARCH)),
+    Target("run settings", "run/run.json", ("train", "--resume", "{}/run", "--device", "cpu")),
+    Target("resume state", "run/resume.safetensors", ("train", "--resume", "{}/run", "--device", "cpu")),
+    Target("metrics", "run/metrics.jsonl", ("train", "--resume", "{}/run", "--device", "cpu")),
+    Target("training result", "run/training.json", ("evaluate", "{}/run", "--out", "{}/x.json", *SEARCH)),
+    Target("page", "run/evaluation.json", ("report", "{}/run")),
+    Target("episodes", "run/evaluation.npz", ("report", "{}/run")),
+    Target("result", "results/a.json", ("report", "{}/results", "--into", "[{}/doc.md]")),
+    Target("shard index", "shards/index.json", ("train", "--shards", "{}/shards", "--out", "{}/new", *STEP)),
+    Target("shard rows", "shards/rows.bin", ("train", "--shards", "{}/shards", "--out", "{}/new", *STEP)),
+    Target(
+        "discretizer",
+        "shards/discretizer.safetensors",
+        ("train", "--shards", "{}/shards", "--out", "{}/new", *STEP),
+    ),
+    Target("baseline", "bc/checkpoint.json", ("evaluate", "{}/bc", "--out", "{}/x.json", "--episodes", "1")),
+    Target(
+        "baseline weights", "bc/weights.safetensors", ("evaluate", "{}/bc", "--out", "{}/x.json", "--episodes", "1")
+    ),
+    Target("baseline settings", "bc/run.json", ("baseline", "--resume", "{}/bc", "--device", "cpu")),
+    Target("baseline state", "bc/resume.safetensors", ("baseline", "--resume", "{}/bc", "--device", "cpu")),
+    Target("policy", "actor.zip", ("collect", "--env", "CartPole-v1", "--policy", "{}/actor.zip", "--out", "{}/x.npz")),
+    Target(
+        "actor",
+        "actor.safetensors",
+        ("collect", "--env", "CartPole-v1", "--policy", "{}/actor.safetensors", "--out", "{}/x.npz"),
+    ),
+    Target("state", "state_1.pt", ("import", "{}/state_1.pt", "--dataset", "{}/five.npz", "--out", "{}/new")),
+)
+
+
+def small_dataset(seed: int = 0, episodes: int = 4, env: str | None = "Pendulum-v1") -> Dataset:
+    """Episodes of the sizes of Pendulum."""
+    rng = np.random.default_rng(seed)
+    made = [
+        Episode(
+            observations=rng.normal(size=(steps + 1, 3)).astype(np.float32),
+            actions=rng.uniform(-2, 2, size=(steps, 1)).astype(np.float32),
+            rewards=rng.normal(size=steps).astype(np.float32),
+            terminated=index % 2 == 0,
+        )
+        for index, steps in enumerate(range(4, 4 + episodes))
+    ]
+    return Dataset(tuple(made), {} if env is None else {"env": env})
+
+
+def build_corpus(folder: Path, main: Callable[[list[str]], int]) -> None:
+    """Write every input; `main` is the command line. MINARI_DATASETS_PATH must be `folder / "minari"`."""
+    data = small_dataset()
+    for name in ("data.npz", "data.hdf5", "data.parquet"):
+        save_dataset(data, folder / name)
+    save_dataset(data, "corpus/data-v0")
+    rows = np.concatenate([episode.observations for episode in data])
+    last = np.cumsum([len(episode) + 1 for episode in data]) - 1
+    ends = np.zeros(len(rows), np.bool_)
+    ends[last] = True
+    np.savez(folder / "ogbench.npz", observations=rows, actions=rows[:, :1], terminals=ends)
+    for name in ("table.csv", "packed.csv.gz"):
+        (folder / name).write_bytes(TABLE.encode() if name == "table.csv" else gzip.compress(TABLE.encode()))
+        (folder / f"{name}.columns.yaml").write_text(COLUMNS)
+    _lerobot(folder / "lerobot")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    (folder / "config.yaml").write_text(CONFIG)
+    train(data, out=folder / "run", train=TrainConfig(steps=2, batch_size=2), device="cpu", **SMALL)  # type: ignore[arg-type]
+    settings = json.loads((folder / "run" / "run.json").read_text())
+    settings |= {"dataset": str(folder / "data.npz"), "source": None}
+    (folder / "run" / "run.json").write_text(json.dumps(settings))
+    assert main(["evaluate", str(folder / "run"), *SEARCH]) == 0
+    (folder / "results").mkdir()
+    shutil.copy(folder / "run" / "evaluation.json", folder / "results" / "a.json")
+    (folder / "doc.md").write_text("<!-- results -->\n<!-- /results -->\n")
+    open_or_build_shards(folder / "shards", data, TokenConfig(num_bins=5))
+    train_baseline(
+        str(folder / "data.npz"),
+        algorithm="bc",
+        settings={"hidden": (4, 4), "steps": 2, "batch_size": 2},
+        out=folder / "bc",
+        device="cpu",
+    )
+    rng = np.random.default_rng(0)
+    states, actions = rng.normal(size=(9, 4)).astype(np.float32), rng.normal(size=(8, 1)).astype(np.float32)
+    save_dataset(Dataset((Episode(states, actions, np.ones(8, np.float32), True),)), folder / "five.npz")
+    (folder / "actor.zip").write_bytes((folder / "data.npz").read_bytes())
+    shutil.copy(folder / "bc" / "weights.safetensors", folder / "actor.safetensors")
+    shutil.copy(Path(__file__).parents[1] / "golden" / "state_1.pt", folder / "state_1.pt")
+
+
+def _lerobot(folder: Path) -> None:
+    """Two episodes in the layout of LeRobot 2.1."""
+    (folder / "meta").mkdir(parents=True)
+    (folder / "data" / "chunk-000").mkdir(parents=True)
+    features = {name: {"dtype": "float32", "shape": [2]} for name in ("observation.state", "action")}
+    info = {"codebase_version": "v2.1", "total_episodes": 2, "fps": 10, "features": features}
+    (folder / "meta" / "info.json").write_text(json.dumps(info))
+    (folder / "meta" / "tasks.jsonl").write_text('{"task_index": 0, "task": "lift"}\n')
+    for episode in range(2):
+        rows = {
+            "episode_index": [episode] * 3,
+            "frame_index": [0, 1, 2],
+            "observation.state": [[0.5, 1.0], [1.0, 2.0], [1.5, 3.0]],
+            "action": [[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]],
+        }
+        path = folder / "data" / "chunk-000" / f"episode_{episode:06d}.parquet"
+        pyarrow.parquet.write_table(pyarrow.table(rows), path)

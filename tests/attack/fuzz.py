@@ -1,0 +1,144 @@
+"""Mutation of files with a fixed seed: what a command does with the damaged copy."""
+
+import contextlib
+import io
+import json
+import shutil
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from tests.attack.corpus import Target
+
+SECONDS = 30  # after which a command counts as hanging
+_TEXTS = (
+    b"NaN",
+    b"-1",
+    b"1e999",
+    b"null",
+    b"[]",
+    b"{}",
+    b'"x"',
+    b"99999999999999999999",
+    b"true",
+    b"\x00",
+    b"\xff\xfe",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did with a damaged file: `refused`, `unharmed` (exit code 0), `raw`, `silent` or `hang`."""
+
+    kind: str
+    text: str
+
+
+class _Hang(BaseException):
+    """The command took too long."""
+
+
+def mutate(content: bytes, rng: np.random.Generator) -> bytes:
+    """A damaged copy: truncated, bits flipped, blocks removed, repeated or overwritten, numbers replaced."""
+    data = bytearray(content)
+    size = max(len(data), 1)
+    kind = int(rng.integers(8))
+    start = int(rng.integers(size))
+    length = int(rng.integers(1, 64))
+    if kind == 0:
+        return bytes(data[:start])
+    if kind == 1:
+        for place in rng.integers(size, size=int(rng.integers(1, 16))).tolist():
+            data[place] ^= 1 << int(rng.integers(8))
+    elif kind == 2:
+        del data[start : start + length]
+    elif kind == 3:
+        data[start:start] = data[start : start + length] * int(rng.integers(1, 5))
+    elif kind == 4:
+        data[start : start + length] = rng.bytes(length)
+    elif kind == 5:
+        data[start : start + length] = bytes([int(rng.choice([0, 255]))]) * length
+    else:
+        return _replace_value(bytes(data), rng)
+    return bytes(data)
+
+
+def _replace_value(content: bytes, rng: np.random.Generator) -> bytes:
+    """Text with one value replaced: in JSON any node, else a word."""
+    text = _TEXTS[int(rng.integers(len(_TEXTS)))]
+    try:
+        tree = json.loads(content)
+        places = list(_places(tree))
+        parent, key = places[int(rng.integers(len(places)))]
+        parent[key] = json.loads(text) if text not in (b"\x00", b"\xff\xfe", b"1e999") else "\x1b["
+        return json.dumps(tree).encode()
+    except (ValueError, IndexError):
+        words = content.split(b" ")
+        words[int(rng.integers(len(words)))] = text
+        return b" ".join(words)
+
+
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    items = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree)) if isinstance(tree, list) else []
+    for key, value in items:
+        yield tree, key
+        yield from _places(value)
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Raise if a block takes too long."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Hang
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def attack(target: Target, corpus: Path, folder: Path, content: bytes, main: Callable[[list[str]], int]) -> Outcome:
+    """Run the command of a target on a copy of the corpus with one file replaced."""
+    shutil.rmtree(folder, ignore_errors=True)
+    top = Path(target.file).parts[0]
+    paths = [Path(word.strip("[]")) for word in target.words if "{}" in word]
+    needed = {top, *(path.parts[1] for path in paths)}
+    needed |= {f"{name}.columns.yaml" for name in list(needed)}
+    folder.mkdir(parents=True)
+    for name in needed:
+        source = corpus / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name)
+        elif source.is_file():
+            shutil.copy(source, folder / name)
+    (folder / target.file).write_bytes(content)
+    words = [word.replace("{}", str(folder)) for word in target.words]
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), _limited():
+            code = main(words)
+    except _Hang:
+        return Outcome("hang", f"longer than {SECONDS} s")
+    except SystemExit as error:
+        code = int(error.code) if isinstance(error.code, int) else 1
+    except Exception:
+        return Outcome("raw", traceback.format_exc())
+    text = out.getvalue()
+    if code == 0:
+        return Outcome("unharmed", text)
+    # What a settings file says may be a policy or environment that does not exist: the error names that.
+    named = any(name in text for name in (Path(target.file).name, str(folder), "corpus/data-v0"))
+    if code != 2 or "Traceback" in text or not (named or target.name == "config"):
+        return Outcome("raw", f"exit code {code}: {text}")
+    return Outcome("refused", text)
