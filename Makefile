@@ -18,7 +18,7 @@ docs: $(INSTALLED)
 	@echo "open build/site/index.html"
 
 notebooks: $(INSTALLED)
-	OMP_NUM_THREADS=2 $(BIN)/python .ci/notebooks.py
+	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py
 
 wheel-test:
 	PYTHON=$(PYTHON) .ci/wheel-test

@@ -38,7 +38,7 @@ exclude_patterns = ["_build"]
 CONTENTS = {
     "Use": ["quickstart", "concepts", "data", "training", "planning", "models", "grids", "viewer"],
     "Methods": ["baselines", "antmaze", "prediction", "minigrid"],
-    "Reference": ["site/api", "site/commands", "checkpoint-format", "renamed-settings"],
+    "Reference": ["site/api", "site/commands", "checkpoint-format", "safety", "renamed-settings"],
     "Project": ["reproduce", "architecture", "decisions/index", "site/contributing", "site/changelog"],
 }
 # Pages made from files outside this folder, and how their links lead to pages of the site.

@@ -86,16 +86,21 @@ def test_commands_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.M
 def tt(*words: str) -> None:
     """Run a command with the flags that make it small."""
     name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
-    given = ["data.npz" if word == "DATASET" else word for word in words]
+    given = ["data.npz" if word in ("DATASET", "OTHER") else word for word in words]
+    fixed = "--resume" in words or "--init" in words  # the sizes are those of the run
     if "--recipe" in given:
         position = given.index("--recipe") + 1
         given[position] = small_recipe(given[position])
     small = SMALL.get(name, "").split()
     is_baseline = name == "evaluate" and Path(words[1]).is_dir() and checkpoint_kind(words[1]) == BASELINE
     for flag, value in zip(small[::2], small[1::2], strict=True):
-        if (not flag.endswith("?") or flag[:-1] in words) and not (is_baseline and flag.startswith("--search.")):
-            given += [flag.rstrip("?"), value]
-    if "overwrite" in COMMANDS[name].__dataclass_fields__:
+        if is_baseline and flag.startswith("--search."):
+            continue
+        if fixed and not (flag == "--train.steps" and flag in words):
+            continue
+        if not flag.endswith("?") or flag[:-1] in words:
+            given += [flag.rstrip("?"), "4" if "--resume" in words else value]  # a longer run than before
+    if "--resume" not in words and "overwrite" in COMMANDS[name].__dataclass_fields__:
         given += ["--overwrite", "true"]
     assert main(given) == 0, shlex.join(["tt", *given])
 
@@ -110,7 +115,7 @@ def small_recipe(name: str) -> str:
 
 def prepare(page: str) -> None:
     """Write what the commands of a page read."""
-    pendulum = collect("Pendulum-v1", "random", episodes=6)
+    pendulum = collect("Pendulum-v1", "random", episodes=6, env_options={"max_episode_steps": 20})
     if page == "docs/baselines.md":
         tt("collect", "--recipe", "hopper-medium")
     if page == "docs/data.md":
@@ -118,6 +123,16 @@ def prepare(page: str) -> None:
         write_policies(Path("POLICIES"))
     if page in ("docs/prediction.md", "docs/training.md"):
         save_npz(pendulum, "data.npz")
+    if page == "docs/training.md":
+        tt("train", "data.npz", "--out", "RUN")
+    if page == "docs/grids.md":
+        (text,) = re.findall(r"```yaml\n# grid.yaml\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+        grid = yaml.safe_load(text)
+        grid["axes"] = {name: values[:1] for name, values in grid["axes"].items()}
+        small = {name: shlex.join(flags.split()).replace("{", "{{").replace("}", "}}") for name, flags in SMALL.items()}
+        grid["commands"] = [f"{each} {small[each.split()[1]]}" for each in grid["commands"]]
+        Path("grid.yaml").write_text(yaml.safe_dump({**grid, "gpus": 0}))
+        save_npz(pendulum, f"data/{grid['axes']['task'][0]}.npz")
     if page == "docs/viewer.md":
         save_npz(pendulum, "data.npz")
         tt("train", "data.npz", "--out", "runs/demo")
