@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint fix setup clean
+.PHONY: demo test attack lint fix setup clean
 
 demo: $(INSTALLED)
 	$(BIN)/tt demo --overwrite true
@@ -11,6 +11,11 @@ demo: $(INSTALLED)
 test: $(INSTALLED) lint
 	# One thread for each of the two processes: more would wait for each other.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+# An hour in pieces: stop it at any moment, run it again to continue. MINUTES=10 does a part.
+MINUTES ?= 60
+attack: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.run --minutes $(MINUTES)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

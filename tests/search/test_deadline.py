@@ -1,4 +1,4 @@
-"""Searches with a time limit: never late where time is known, narrower first, then shorter, and unchanged if in time."""
+"""Searches with a time limit: in time where times are known, narrower first, then shorter, unchanged if in time."""
 
 import multiprocessing
 import time
