@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test docs notebooks wheel-test lint fix setup clean
+.PHONY: demo test docs notebooks wheel-test attack lint fix setup clean
 
 demo: $(INSTALLED)
 	$(BIN)/tt demo --overwrite true
@@ -22,6 +22,11 @@ notebooks: $(INSTALLED)
 
 wheel-test:
 	PYTHON=$(PYTHON) .ci/wheel-test
+
+# An hour in pieces: stop it at any moment, run it again to continue. MINUTES=10 does a part.
+MINUTES ?= 60
+attack: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.run --minutes $(MINUTES)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -69,6 +69,7 @@ class Prompts:
         beam_width: int,
         min_tokens: int,
         map_embedding: Tensor | None,
+        deadline: object = None,
     ) -> Plan:
         del decoder, beam_width
         assert min_tokens == 1
@@ -465,3 +466,42 @@ def test_a_first_action_sampler_needs_past_transitions_in_the_prompt(
     search = SearchConfig(first_action=Sampler(nucleus=0.9), context=context, window=window)
     with pytest.raises(ValueError, match=f"first_action needs a past.*context of {context} in a window"):
         Planner(tiny_model, search=search).policy()
+
+
+@pytest.mark.parametrize(
+    ("observation", "options", "message"),
+    [
+        (None, {}, "must be an array of 3 numbers .*got None"),
+        (1.5, {}, "must be an array of 3 numbers .*got 1.5"),
+        ("abc", {}, "must be an array of numbers .*got 'abc'"),
+        ([1.0, None, "x"], {}, "must be an array of numbers"),
+        ([1.0, 2.0], {}, "observations of 3 .* got 2"),
+        ([[1.0, 2.0, 3.0]], {}, "must be an array of 3 numbers|one row per system"),
+        ({}, {}, "must have 3 numbers .*got 0"),
+        ({"a": None, "b": 1, "c": 2}, {}, "must be a number, got None"),
+        ({"a": "x", "b": 1, "c": 2}, {}, "must be a number, got 'x'"),
+        (np.zeros(3), {"reward": "x"}, "the reward must hold numbers, got 'x'"),
+        (np.zeros(3), {"reward": [1.0, 2.0]}, "must be one number"),
+        (np.zeros(3), {"reward": {}}, "the reward must hold numbers"),
+        (np.zeros(3), {"goal": 1.0}, "this model has no goal"),
+    ],
+)
+def test_observations_and_rewards_that_cannot_be_used_get_one_sentence(
+    tiny_model: TrajectoryModel, observation: Any, options: dict[str, Any], message: str
+) -> None:
+    planner = Planner(tiny_model, search=SearchConfig(beam_width=2, horizon=1))
+    planner.act(np.zeros(3))
+    with pytest.raises(ValueError, match=message) as caught:
+        planner.act(observation, **options)
+    assert "\n" not in str(caught.value)
+    assert planner.act({"a": 0.1, "b": np.float32(0.2), "c": [0.3]}, reward=1.0).shape == (2,)
+
+
+def test_the_times_of_plans_are_bounded(tiny_model: TrajectoryModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trajectory_transformer.planner.MAX_TIMES", 3)
+    planner = Planner(tiny_model, search=SearchConfig(beam_width=1, horizon=1))
+    policy = planner.policy()
+    planner._one = policy
+    for _ in range(5):
+        planner.act(np.zeros(3))
+    assert len(policy.plan_seconds) == 3 and policy.num_plans == 5

@@ -80,6 +80,9 @@ def evaluate(
     if isinstance(policy, PlanningPolicy):
         # Plans from states unlike the training data mean little, however they score.
         metrics["outside_training_range"] = policy.num_outside / policy.num_states
+        if isinstance(planner, Planner) and planner.deadline is not None:
+            metrics["shortened_plans"] = policy.num_shortened / policy.num_plans
+            metrics["late_plans"] = policy.num_late / policy.num_plans
     return Evaluation(env_id, options, tuple(played), metrics, time.perf_counter() - started)
 
 

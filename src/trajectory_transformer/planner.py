@@ -16,12 +16,13 @@ from torch import Tensor
 
 from trajectory_transformer.config import SearchConfig
 from trajectory_transformer.data.episode import FloatArray, MapArray
-from trajectory_transformer.data.values import Observation, action_of, split_observation
+from trajectory_transformer.data.values import Observation, action_of, split_observation, vector
 from trajectory_transformer.gpu.backends import prepare_search
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.randomness import stream_seed
 from trajectory_transformer.rollout import Step
 from trajectory_transformer.search.beam import Objective, Plan, beam_search, likelihood_search, median_continuation
+from trajectory_transformer.search.deadline import Deadline
 from trajectory_transformer.search.decoder import Bins, Decoder
 from trajectory_transformer.search.noise import Noise
 from trajectory_transformer.search.objectives import discounted_return
@@ -71,11 +72,14 @@ class Planner:
         search: SearchConfig | None = None,
         seed: int = 0,
         on_plan: Callable[[PlanTrace], None] | None = None,
+        deadline_ms: float | None = None,
     ) -> None:
         """Plan with a model, or with the run folder it was saved to.
 
         `discount` is that of rewards along a plan, by default the one of training. `percentile` judges candidates by
         this percentile of predicted rewards and values instead of their means. `on_plan` is called with every plan.
+        `deadline_ms` limits the time of every call of `act`: a search that would be late keeps fewer candidates, or
+        ends with the best plan so far. Searches are timed here first.
         """
         self.model = model if isinstance(model, TrajectoryModel) else TrajectoryModel.load(model)
         self.search = search or SearchConfig()
@@ -95,10 +99,12 @@ class Planner:
         if percentile is not None and not 0.0 < percentile < 1.0:
             raise ValueError(f"the percentile must lie in (0, 1), got {percentile}")
         self.percentile = percentile
+        self.deadline = self._deadline_of(deadline_ms)
         self._bins = Bins(self.model.layout, self.model.bin_values())
         self._run_search = prepare_search(self._search, self.model.gpt, self.search)
         self._one: PlanningPolicy | None = None  # the policy behind `act`
         self._warned_of_reward = False
+        self._time_searches()
         log.info("planning for %s with %s", self.kind or "an objective", self.search)
 
     def act(
@@ -126,10 +132,15 @@ class Planner:
             self._warned_of_reward = True
             log.warning("act was called without the reward of the last action, which then counts as 0: pass reward=")
         self._one = self._one or self.policy()
-        goals = np.zeros((1, 0), np.float32) if goal is None else np.asarray(goal, np.float32)[None]
+        goals = np.zeros((1, 0), np.float32) if goal is None else vector(goal, "goal")[None]
+        given = [0.0] if first or reward is None else vector(reward, "reward")
+        if map is not None and (not isinstance(map, np.ndarray) or map.ndim != 3):
+            raise ValueError(f"a map must be an array [channels, height, width], got {map!r:.60}")
+        if len(given) != 1:
+            raise ValueError(f"the reward of the last action must be one number, got {reward!r}")
         step = Step(
             observations=row[None],
-            rewards=np.array([0.0 if first or reward is None else reward], np.float32),
+            rewards=np.array(given, np.float32),
             first=np.array([first]),
             goals=goals,
             active=np.array([True]),
@@ -162,6 +173,7 @@ class Planner:
                 first_step=prompts.shape[1] == layout.goal_dim + layout.observation_dim,
                 percentile=self.percentile,
                 map_embedding=map_embedding,
+                deadline=self.deadline,
             )
         if config.imitate == "median":
             return median_continuation(
@@ -170,6 +182,7 @@ class Planner:
                 num_tokens=(config.replan_every - 1) * layout.size + layout.action_dim,
                 min_tokens=layout.action_dim,
                 map_embedding=map_embedding,
+                deadline=self.deadline,
             )
         return likelihood_search(
             decoder,
@@ -178,7 +191,35 @@ class Planner:
             beam_width=config.beam_width,
             min_tokens=layout.action_dim,
             map_embedding=map_embedding,
+            deadline=self.deadline,
         )
+
+    def _deadline_of(self, deadline_ms: float | None) -> Deadline | None:
+        if deadline_ms is None:
+            return None
+        if not 0.0 < deadline_ms < float("inf"):
+            raise ValueError(f"deadline_ms must be above 0, got {deadline_ms}")
+        if self.model.device.type == "cuda" and self.search.backend not in ("cached", "naive"):
+            raise ValueError("deadline_ms needs search.backend cached: a captured search on a GPU cannot end early")
+        return Deadline(deadline_ms / 1000)
+
+    def _time_searches(self) -> None:
+        """Learn how long the steps of a search take: of the full width, and of the narrowest beam."""
+        if self.deadline is None:
+            return
+        layout, wanted = self.model.layout, self.deadline.seconds
+        length = layout.length(min(self.search.context, (self.search.window or self.model.gpt.config.window) - 1))
+        prompts = np.zeros((1, length + layout.observation_dim), np.int64)
+        embedding = None
+        if layout.map_shape:
+            embedding = torch.zeros(1, self.model.gpt.config.width, device=self.model.device)
+        for seconds in (float("inf"), float("inf"), 0.0, 0.0):  # the first searches are slower than others
+            self.deadline.seconds = seconds
+            self.deadline.begin()
+            self.plan(prompts, np.zeros(1, np.int64), embedding)
+            self.deadline.finish()
+            self.deadline.forget_load()
+        self.deadline.seconds = wanted
 
     def _objective_of(self, kind: PlanKind, discount: float | None) -> Objective | None:
         """What ranks candidates; None for the most likely continuation."""
@@ -213,6 +254,9 @@ class PlanningPolicy:
                 f"{config.context} in a window of {window}"
             )
         self.plan_seconds: deque[float] = deque(maxlen=MAX_TIMES)  # times of the last searches
+        self.num_plans = 0
+        self.num_shortened = 0  # of them, those that the deadline made narrower or shorter
+        self.num_late = 0  # of them, those that missed it nevertheless
         self.num_states = 0  # states planned from
         self.num_outside = 0  # of them, those far outside the range of the training data
         self._memories: list[_Memory] = []
@@ -234,7 +278,9 @@ class PlanningPolicy:
             self._remember(env, states[env], step)
         waiting = [env for env in active if not self._memories[env].queued]
         # Prompts of one search have equal lengths, so environments are grouped by the length of their past.
-        for length in sorted({len(self._memories[env].past) for env in waiting}):
+        lengths = sorted({len(self._memories[env].past) for env in waiting})
+        for index, length in enumerate(lengths):
+            self._begin(len(lengths) - index)
             self._plan([env for env in waiting if len(self._memories[env].past) == length], step.goals)
         actions = np.zeros((num_envs, self._tokenizer.layout.action_dim), dtype=np.float32)
         for env in active:
@@ -242,6 +288,11 @@ class PlanningPolicy:
             memory.action = memory.queued.pop(0)
             actions[env] = self._tokenizer.decode_action(memory.action)
         return actions
+
+    def _begin(self, searches: int) -> None:
+        """Start one of the searches that share the time of a call."""
+        if self._planner.deadline is not None:
+            self._planner.deadline.begin(1 / searches)
 
     def _count_outside(self, observations: FloatArray) -> None:
         """Count states that the training data says nothing about; the log has the first one."""
@@ -282,6 +333,11 @@ class PlanningPolicy:
         plan = planner.plan(prompts, seeds, map_embedding)
         best = plan.best.cpu().numpy()  # [E', n], from the first action on
         self.plan_seconds.append(time.perf_counter() - started)
+        self.num_plans += 1
+        if planner.deadline is not None:
+            planner.deadline.finish()
+            self.num_shortened += planner.deadline.shortened
+            self.num_late += self.plan_seconds[-1] > planner.deadline.seconds
         for index, (env, memory) in enumerate(zip(envs, memories, strict=True)):
             memory.queued = self._first_actions(best[index])
             if planner.on_plan is not None:
@@ -294,8 +350,8 @@ class PlanningPolicy:
         actions = [tokens[: layout.action_dim]]
         for index in range(1, self._planner.search.replan_every):
             end = index * layout.size + layout.action_dim
-            if (tokens[:end] == self._tokenizer.stop).any():
-                break  # the plan predicts the end of the episode; if it does not end, plan again
+            if len(tokens) < end or (tokens[:end] == self._tokenizer.stop).any():
+                break  # the plan ends here, or predicts the end of the episode; if it does not end, plan again
             actions.append(tokens[end - layout.action_dim : end])
         return actions
 
@@ -313,6 +369,8 @@ class PlanningPolicy:
     def _check(self, step: Step) -> None:
         """Refuse observations that do not fit the model."""
         layout = self._tokenizer.layout
+        if step.observations.ndim != 2 or step.goals.ndim != 2:
+            raise ValueError(f"an observation must be an array of {layout.observation_dim} numbers, one row per system")
         if step.observations.shape[1] != layout.observation_dim or step.goals.shape[1] < layout.goal_dim:
             raise ValueError(
                 f"the model plans for observations of {layout.observation_dim} and goals of {layout.goal_dim} "

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+import torch
 
 from trajectory_transformer.baselines import train_baseline
 from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.episode import Dataset, Episode
 from trajectory_transformer.data.sources import save_dataset
-from trajectory_transformer.runs import train
+from trajectory_transformer.runs import start_run, train
+from trajectory_transformer.runs.settings import RunSettings
 from trajectory_transformer.runs.sources import open_or_build_shards
 
 COLUMNS = "episode: episode\nobservations: [a, b]\nactions: [c]\nreward: r\nterminal: done\n"
@@ -23,7 +25,10 @@ RECIPE = "env: CartPole-v1\nparts:\n  - policy: random\n    steps: 3\n"
 CONFIG = "env: CartPole-v1\npolicy: random\nepisodes: 1\nworkers: 1\nseed: 3\n"
 TABLE = "episode,a,b,c,r,done\n0,1.5,2,0.5,1,false\n0,1,2.5,0.25,1,true\n1,3,4,0.5,0,false\n1,4,4,0.5,0,false\n"
 SMALL = {"model": ModelConfig(window=2, num_layers=1, num_heads=1, width=8), "tokens": TokenConfig(num_bins=5)}
-SEARCH = ("--search.beam_width", "1", "--search.horizon", "1", "--device", "cpu", "--episodes", "1", "--num_envs", "1")
+CPU = ("--device", "cpu")
+RESUME = ("train", "--resume", "{}/run", *CPU)
+SHORT = ("--device", "cpu", "--episodes", "1", "--num_envs", "1", "--env_options", '{"max_episode_steps": 5}')
+SEARCH = ("--search.beam_width", "1", "--search.horizon", "1", *SHORT)
 
 
 STEP = ["--train.steps", "1", "--train.batch_size", "2", "--device", "cpu", "--model.window", "2", "--model.width", "8"]
@@ -37,15 +42,16 @@ class Target:
     name: str
     file: str  # relative to the folder
     words: tuple[str, ...]
+    protected: bool = False  # whether a checksum covers its contents
 
 
 TARGETS = (
-    Target("npz", "data.npz", ("data", "show", "{}/data.npz")),
-    Target("ogbench", "ogbench.npz", ("data", "show", "{}/ogbench.npz")),
+    Target("npz", "data.npz", ("data", "show", "{}/data.npz"), protected=True),
+    Target("ogbench", "ogbench.npz", ("data", "show", "{}/ogbench.npz"), protected=True),
     Target("hdf5", "data.hdf5", ("data", "show", "{}/data.hdf5")),
     Target("parquet", "data.parquet", ("data", "show", "{}/data.parquet")),
     Target("csv", "table.csv", ("data", "show", "{}/table.csv")),
-    Target("csv.gz", "packed.csv.gz", ("data", "show", "{}/packed.csv.gz")),
+    Target("csv.gz", "packed.csv.gz", ("data", "show", "{}/packed.csv.gz"), protected=True),
     Target("columns", "table.csv.columns.yaml", ("data", "show", "{}/table.csv")),
     Target("lerobot info", "lerobot/meta/info.json", ("data", "show", "{}/lerobot")),
     Target("lerobot tasks", "lerobot/meta/tasks.jsonl", ("data", "show", "{}/lerobot")),
@@ -54,13 +60,13 @@ TARGETS = (
     Target("recipe", "recipe.yaml", ("collect", "--recipe", "{}/recipe.yaml", "--out", "{}/x.npz", "--workers", "1")),
     Target("config", "config.yaml", ("collect", "--config", "{}/config.yaml", "--out", "{}/x.npz", "--episodes", "1")),
     Target("description", "run/checkpoint.json", ("evaluate", "{}/run", "--out", "{}/x.json", *SEARCH)),
-    Target("weights", "run/weights.safetensors", ("evaluate", "{}/run", "--out", "{}/x.json", *SEARCH)),
-    Target("run settings", "run/run.json", ("train", "--resume", "{}/run", "--device", "cpu")),
-    Target("resume state", "run/resume.safetensors", ("train", "--resume", "{}/run", "--device", "cpu")),
-    Target("metrics", "run/metrics.jsonl", ("train", "--resume", "{}/run", "--device", "cpu")),
+    Target("weights", "run/weights.safetensors", ("evaluate", "{}/run", "--out", "{}/x.json", *SEARCH), protected=True),
+    Target("run settings", "run/run.json", RESUME),
+    Target("resume state", "run/resume.safetensors", RESUME, protected=True),
+    Target("metrics", "run/metrics.jsonl", RESUME),
     Target("training result", "run/training.json", ("evaluate", "{}/run", "--out", "{}/x.json", *SEARCH)),
     Target("page", "run/evaluation.json", ("report", "{}/run")),
-    Target("episodes", "run/evaluation.npz", ("report", "{}/run")),
+    Target("episodes", "run/evaluation.npz", ("report", "{}/run"), protected=True),
     Target("result", "results/a.json", ("report", "{}/results", "--into", "[{}/doc.md]")),
     Target("shard index", "shards/index.json", ("train", "--shards", "{}/shards", "--out", "{}/new", *STEP)),
     Target("shard rows", "shards/rows.bin", ("train", "--shards", "{}/shards", "--out", "{}/new", *STEP)),
@@ -69,12 +75,10 @@ TARGETS = (
         "shards/discretizer.safetensors",
         ("train", "--shards", "{}/shards", "--out", "{}/new", *STEP),
     ),
-    Target("baseline", "bc/checkpoint.json", ("evaluate", "{}/bc", "--out", "{}/x.json", "--episodes", "1")),
-    Target(
-        "baseline weights", "bc/weights.safetensors", ("evaluate", "{}/bc", "--out", "{}/x.json", "--episodes", "1")
-    ),
-    Target("baseline settings", "bc/run.json", ("baseline", "--resume", "{}/bc", "--device", "cpu")),
-    Target("baseline state", "bc/resume.safetensors", ("baseline", "--resume", "{}/bc", "--device", "cpu")),
+    Target("baseline", "bc/checkpoint.json", ("evaluate", "{}/bc", "--out", "{}/x.json", *SHORT)),
+    Target("baseline weights", "bc/weights.safetensors", ("evaluate", "{}/bc", "--out", "{}/x.json", *SHORT)),
+    Target("baseline settings", "bc/run.json", ("baseline", "--resume", "{}/bc", *CPU)),
+    Target("baseline state", "bc/resume.safetensors", ("baseline", "--resume", "{}/bc", *CPU), protected=True),
     Target("policy", "actor.zip", ("collect", "--env", "CartPole-v1", "--policy", "{}/actor.zip", "--out", "{}/x.npz")),
     Target(
         "actor",
@@ -118,9 +122,9 @@ def build_corpus(folder: Path, main: Callable[[list[str]], int]) -> None:
     (folder / "recipe.yaml").write_text(RECIPE)
     (folder / "config.yaml").write_text(CONFIG)
     train(data, out=folder / "run", train=TrainConfig(steps=2, batch_size=2), device="cpu", **SMALL)  # type: ignore[arg-type]
-    settings = json.loads((folder / "run" / "run.json").read_text())
-    settings |= {"dataset": str(folder / "data.npz"), "source": None}
-    (folder / "run" / "run.json").write_text(json.dumps(settings))
+    _stopped(folder / "stopped", data)
+    for name in ("run", "stopped"):
+        _point_to(folder / name, folder / "data.npz")
     assert main(["evaluate", str(folder / "run"), *SEARCH]) == 0
     (folder / "results").mkdir()
     shutil.copy(folder / "run" / "evaluation.json", folder / "results" / "a.json")
@@ -139,6 +143,26 @@ def build_corpus(folder: Path, main: Callable[[list[str]], int]) -> None:
     (folder / "actor.zip").write_bytes((folder / "data.npz").read_bytes())
     shutil.copy(folder / "bc" / "weights.safetensors", folder / "actor.safetensors")
     shutil.copy(Path(__file__).parents[1] / "golden" / "state_1.pt", folder / "state_1.pt")
+
+
+def _stopped(folder: Path, data: Dataset) -> None:
+    """A run that was stopped after its second of six steps."""
+    settings = RunSettings(
+        train=TrainConfig(steps=6, batch_size=2),
+        checkpoint_every=2,
+        **SMALL,  # type: ignore[arg-type]
+    )
+    run = start_run(settings, folder, torch.device("cpu"), dataset=data)
+    for _ in zip(range(2), run.advance(), strict=False):
+        pass
+    assert run.lock is not None
+    run.lock.release()
+
+
+def _point_to(run: Path, data: Path) -> None:
+    """Let a run that was trained in memory be resumed from a file."""
+    settings = json.loads((run / "run.json").read_text()) | {"dataset": str(data), "source": None}
+    (run / "run.json").write_text(json.dumps(settings))
 
 
 def _lerobot(folder: Path) -> None:

@@ -108,8 +108,14 @@ def _limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def attack(target: Target, corpus: Path, folder: Path, content: bytes, main: Callable[[list[str]], int]) -> Outcome:
-    """Run the command of a target on a copy of the corpus with one file replaced."""
+def attack(
+    target: Target, corpus: Path, folder: Path, content: bytes, main: Callable[[list[str]], int], expected: str = ""
+) -> Outcome:
+    """Run the command of a target on a copy of the corpus with one file replaced.
+
+    `expected` is what the command prints for the undamaged file. If a checksum covers the contents, anything else that
+    is accepted is `silent`.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     top = Path(target.file).parts[0]
     paths = [Path(word.strip("[]")) for word in target.words if "{}" in word]
@@ -136,7 +142,9 @@ def attack(target: Target, corpus: Path, folder: Path, content: bytes, main: Cal
         return Outcome("raw", traceback.format_exc())
     text = out.getvalue()
     if code == 0:
-        return Outcome("unharmed", text)
+        changed = content != (corpus / target.file).read_bytes()
+        is_silent = target.protected and changed and (text != expected or target.words[:2] != ("data", "show"))
+        return Outcome("silent" if is_silent else "unharmed", text)
     # What a settings file says may be a policy or environment that does not exist: the error names that.
     named = any(name in text for name in (Path(target.file).name, str(folder), "corpus/data-v0"))
     if code != 2 or "Traceback" in text or not (named or target.name == "config"):

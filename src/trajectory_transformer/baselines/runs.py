@@ -152,8 +152,8 @@ class BaselineRun:
         self.folder = folder
         self.trainer = trainer
         self.baseline = baseline
-        # Released when training ends, or with the process.
-        self._lock = None if folder is None else lock_folder(folder)
+        # Taken when the folder exists, released when training ends, or with the process.
+        self._lock = lock_folder(folder) if folder is not None and folder.is_dir() else None
         self._writer = None if folder is None else JsonLines(folder / METRICS, trainer.step)
 
     @property
@@ -163,6 +163,8 @@ class BaselineRun:
 
     def advance(self) -> Iterator[BaselineMetrics | None]:
         """Train to the end or to Ctrl-C. Either way the folder then holds the last step."""
+        if self._lock is None and self.folder is not None:
+            self._lock = lock_folder(self.folder)
         trainer, every = self.trainer, self.settings.checkpoint_every
         first, started = trainer.step, time.perf_counter()
         last: BaselineMetrics | None = None

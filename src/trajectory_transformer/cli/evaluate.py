@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trajectory_transformer.rollout import Policy
     from trajectory_transformer.search.beam import Objective
 
-_PLANNING = ("--plan", "--q", "--discount", "--percentile", "--trace", "--preset")
+_PLANNING = ("--plan", "--q", "--discount", "--percentile", "--deadline_ms", "--trace", "--preset")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,8 @@ class Evaluate:
     """Discount of rewards along a plan for return; null: as in training (with --q, as in the training of Q)."""
     percentile: float | None = None
     """Rank plans for return by this percentile of predicted rewards and values; null: by their means."""
+    deadline_ms: float | None = None
+    """Time limit of a plan in milliseconds: a search that would be late becomes narrower or shorter; null: none."""
     episodes: int = 100
     """Episodes to play."""
     num_envs: int = 50
@@ -155,6 +157,7 @@ class Evaluate:
             search=self.search,
             seed=self.seed,
             on_plan=traces.append if self.trace else None,
+            deadline_ms=self.deadline_ms,
         )
         lock = self._claim(env_id, options)
         with _counting(self.episodes) as count:

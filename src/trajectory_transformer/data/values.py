@@ -33,19 +33,31 @@ def split_observation(
         if len(list(_scalars(others))) == len(dimensions):
             entries = others
     row = row_of(entries, dimensions)
-    return row, None if goal is None else np.asarray(goal, np.float32).ravel(), map
+    return row, None if goal is None else vector(goal, "goal"), map
+
+
+def vector(values: Any, what: str) -> FloatArray:
+    """Numbers as a row."""
+    try:
+        return np.asarray(values, dtype=np.float32).ravel()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the {what} must hold numbers, got {values!r:.60}") from error
 
 
 def row_of(values: Any, dimensions: Sequence[Dimension]) -> FloatArray:
     """Values as a row [D], categories counted from 0."""
+    names = ", ".join(each.name for each in dimensions)
     if not isinstance(values, Mapping) and not any(each.labels for each in dimensions):
-        return np.asarray(values, dtype=np.float32)
+        try:
+            row = np.asarray(values, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"an observation must be an array of numbers ({names}), got {values!r:.60}") from error
+        if values is None or (row.ndim == 0 and len(dimensions) != 1):
+            raise ValueError(f"an observation must be an array of {len(dimensions)} numbers ({names}), got {values!r}")
+        return row.reshape(1) if row.ndim == 0 else row
     scalars = list(_scalars(values))
     if len(scalars) != len(dimensions):
-        raise ValueError(
-            f"an observation must have {len(dimensions)} numbers ({', '.join(each.name for each in dimensions)}), "
-            f"got {len(scalars)}"
-        )
+        raise ValueError(f"an observation must have {len(dimensions)} numbers ({names}), got {len(scalars)}")
     return np.array([_number(each, dim) for each, dim in zip(scalars, dimensions, strict=True)], dtype=np.float32)
 
 
@@ -65,7 +77,10 @@ def _scalars(values: Any) -> Iterator[Any]:
 
 def _number(value: Any, dimension: Dimension) -> float:
     if not dimension.labels:
-        return float(value)
+        try:
+            return float(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{dimension.name} must be a number, got {value!r:.60}") from error
     if value not in dimension.labels:
         known = ", ".join(map(str, dimension.labels))
         raise ValueError(f"{dimension.name} must be one of {known}, got {value!r}")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from trajectory_transformer.config import Sampler, SearchConfig
+from trajectory_transformer.search.deadline import Deadline
 from trajectory_transformer.search.decoder import Bins, Candidates, Decoder, Run
 from trajectory_transformer.search.noise import Noise
 
@@ -37,15 +38,22 @@ def likelihood_search(
     beam_width: int,
     min_tokens: int = 0,
     map_embedding: Tensor | None = None,
+    deadline: Deadline | None = None,
 ) -> Plan:
     """The most likely continuations of a prompt, Algorithm 1 of the paper: prompt [E, L] -> Plan of `num_tokens` each.
 
     Extend every candidate by every token, keep the `beam_width` most likely sequences, and repeat. The first
-    `min_tokens` cannot be stop tokens: the episode is known to go on.
+    `min_tokens` cannot be stop tokens: the episode is known to go on. With a `deadline` the beam may become narrower,
+    and the plan may end after the first `min_tokens`.
     """
     decoder.begin(prompt, max_candidates=beam_width, max_new=num_tokens, map_embedding=map_embedding)
     log_prob = torch.zeros(prompt.shape[0], 1, device=prompt.device)  # [E, K]
     for index in range(num_tokens):
+        if deadline is not None:
+            allowed = deadline.width(beam_width, num_tokens - index)
+            if not allowed and index >= min_tokens:
+                break
+            beam_width = max(allowed, 1)
         step = decoder.logits().log_softmax(dim=-1)  # [E, K, V + 1]
         if index < min_tokens:
             step[..., -1] = -torch.inf
@@ -60,7 +68,13 @@ def likelihood_search(
 
 @torch.inference_mode()
 def median_continuation(
-    decoder: Decoder, prompt: Tensor, *, num_tokens: int, min_tokens: int = 0, map_embedding: Tensor | None = None
+    decoder: Decoder,
+    prompt: Tensor,
+    *,
+    num_tokens: int,
+    min_tokens: int = 0,
+    map_embedding: Tensor | None = None,
+    deadline: Deadline | None = None,
 ) -> Plan:
     """Each token in turn at the median of its prediction: prompt [E, L] -> Plan of one candidate.
 
@@ -70,6 +84,8 @@ def median_continuation(
     decoder.begin(prompt, max_candidates=1, max_new=num_tokens, map_embedding=map_embedding)
     log_prob = torch.zeros(prompt.shape[0], 1, device=prompt.device)  # [E, 1]
     for index in range(num_tokens):
+        if deadline is not None and not deadline.width(1, num_tokens - index) and index >= min_tokens:
+            break
         logits = decoder.logits()  # [E, 1, V + 1]
         step = (logits[..., :-1] if index < min_tokens else logits).log_softmax(dim=-1)
         below = (step.exp().cumsum(dim=-1) < 0.5).sum(dim=-1)  # [E, 1], bins that end below the median
@@ -91,6 +107,7 @@ def beam_search(
     first_step: bool = False,
     percentile: float | None = None,
     map_embedding: Tensor | None = None,
+    deadline: Deadline | None = None,
 ) -> Plan:
     """Search over sampled transitions: prompt [E, L] that ends with a state -> Plan.
 
@@ -101,6 +118,7 @@ def beam_search(
 
     `first_step`: the prompts are the first states of their episodes (`SearchConfig.first_action`).
     `percentile`: judge candidates by this percentile of predicted rewards and values instead of their means.
+    `deadline`: keep fewer candidates, or end with fewer transitions, instead of being late.
     """
     layout, width, crowd = bins.layout, config.beam_width, config.beam_width * config.expansion
     vocabulary = bins.values.shape[1] + 1
@@ -113,10 +131,20 @@ def beam_search(
     max_new = config.horizon * layout.size - layout.observation_dim
     # First of all, because it refuses a search that does not fit into memory.
     decoder.begin(prompt, max_candidates=crowd, max_new=max_new, map_embedding=map_embedding)
-    siblings = (torch.arange(crowd, device=prompt.device) // config.expansion).repeat(len(prompt), 1)  # [E, crowd]
-    decoder.select(torch.zeros_like(siblings))
+    every = torch.arange(crowd, device=prompt.device)
     for step in range(config.horizon):
-        if step > 0:
+        if deadline is not None:
+            allowed = deadline.width(width, config.horizon - step)
+            if step > 0 and not allowed:
+                break
+            if step > 0 and allowed < width:
+                decoder.select(every[:allowed].repeat(len(prompt), 1))  # the best come first
+            width = max(allowed, 1)
+            crowd = width * config.expansion
+        siblings = (every[:crowd] // config.expansion).repeat(len(prompt), 1)  # [E, crowd]
+        if step == 0:
+            decoder.select(torch.zeros_like(siblings))
+        else:
             decoder.extend(run(layout.observation_dim, config.observation, width))
             decoder.select(siblings)
         # The first action is certain to be taken, so it cannot be a stop token.
@@ -129,4 +157,5 @@ def beam_search(
         scores = objective(replace(decoder.candidates, bins=bins))  # [E, crowd]
         kept = decoder.keep(scores, width, distinct=step + 1 < config.horizon)
         decoder.select(kept)
-    return Plan(tokens=decoder.candidates.tokens, scores=scores.gather(1, kept))
+        scores = scores.gather(1, kept)  # [E, width]
+    return Plan(tokens=decoder.candidates.tokens, scores=scores)

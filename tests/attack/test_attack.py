@@ -1,0 +1,56 @@
+"""The attack in short: some kills, some mutations of every format, pairs of processes; `make attack` does all of it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.attack.corpus import TARGETS
+from tests.attack.kills import SCENARIOS
+from tests.attack.pairs import PAIRS
+from tests.attack.run import Attack
+
+pytestmark = [
+    pytest.mark.attack,
+    pytest.mark.filterwarnings("ignore"),  # damaged numbers overflow
+]
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Attack:
+    """The corpus."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINARI_DATASETS_PATH", "")
+        return Attack(tmp_path_factory.mktemp("attack"))
+
+
+@pytest.fixture(autouse=True)
+def fresh(attacked: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", "")
+    attacked.findings.clear()
+
+
+def test_damaged_files_are_refused_by_name(attacked: Attack) -> None:
+    for index in range(len(TARGETS)):
+        attacked.fuzz(index, 1000, 1)
+    assert attacked.findings == []
+    assert attacked.counts["fuzzed"] == len(TARGETS)
+
+
+@pytest.mark.parametrize("name", ["npz", "csv", "minari", "evaluate", "resume"])
+def test_a_command_killed_at_a_file_event_gives_the_same_result_when_run_again(attacked: Attack, name: str) -> None:
+    index = [scenario.name for scenario in SCENARIOS].index(name)
+    before = attacked.counts["kills"]
+    attacked.kill(index, first=2, every=16)
+    assert attacked.findings == []
+    assert attacked.counts["kills"] > before
+
+
+@pytest.mark.parametrize("index", [0, 3, 5])
+def test_two_processes_do_not_harm_each_other(attacked: Attack, index: int) -> None:
+    attacked.pair(index)
+    assert attacked.findings == [], PAIRS[index].name
+
+
+def test_planning_for_a_long_time_takes_no_more_memory(attacked: Attack, tmp_path: Path) -> None:
+    attacked.soak(50)
+    assert attacked.findings == []
