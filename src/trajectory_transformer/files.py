@@ -154,7 +154,12 @@ class FolderLock:
         self._descriptor: int | None = descriptor
 
     def release(self) -> None:
-        """Let others work in the folder."""
+        """Let others work in the folder; the file is removed."""
+        if self._descriptor is not None:
+            self.path.unlink(missing_ok=True)
+        self._close()
+
+    def _close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -168,24 +173,28 @@ class FolderLock:
         self.release()
 
     def __del__(self) -> None:
-        """Release it with the last reference."""
-        self.release()
+        """Let others work with the last reference, as at the end of the process; the file stays."""
+        self._close()
 
 
 def lock_folder(folder: Path, name: str = LOCK, note: str = "") -> FolderLock:
     """Take a folder for this process, by a file in it with the process and a note; an error says who has it.
 
-    The operating system releases the lock of a process that was killed. The file stays.
+    The operating system releases the lock of a process that was killed. Its file stays.
     """
     path = folder / name
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    before = os.read(descriptor, 2**16).decode(errors="replace")
-    try:
-        _lock(descriptor)
-    except OSError as error:
-        os.close(descriptor)
-        holder = before.partition("\n")[0] or "another process"
-        raise FolderInUseError(f"{folder}: in use by {holder}; wait until it ends, or stop it") from error
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        before = os.read(descriptor, 2**16).decode(errors="replace")
+        try:
+            _lock(descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            holder = before.partition("\n")[0] or "another process"
+            raise FolderInUseError(f"{folder}: in use by {holder}; wait until it ends, or stop it") from error
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            break
+        os.close(descriptor)  # its holder has removed the file in between
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}\n{note}".encode(), 0)
     return FolderLock(path, descriptor, before)

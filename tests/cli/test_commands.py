@@ -407,7 +407,7 @@ def test_models_with_maps_need_maps_of_the_same_shape(
     for setting, value, cure in (("imitate", "median", "use mode"), ("action.middle", 0.4, "leave it at null")):
         message = rf"search\.{setting} .*is for continuous actions, the actions of .* are categories: {cure}"
         refused(message, "evaluate", "run", f"--search.{setting}", value, "--out", "m.json")
-    assert result["training"]["command"].startswith("tt train maps.npz --out run --tokens.num_bins 9")
+    assert result["training"]["command"].startswith("tt train maps.npz --out run --preset default --tokens.num_bins 9")
     refused(
         r"does not fit the model: it has a map of shape \(2, 25, 25\)",
         "evaluate",

@@ -12,7 +12,7 @@ from trajectory_transformer.cli.parser import changed_flags, command_line
 from trajectory_transformer.config import FIRST_SEED, PresetName, SearchConfig
 from trajectory_transformer.data.episode import Dataset, Episode, Metadata, save_npz
 from trajectory_transformer.data.scores import references_of
-from trajectory_transformer.files import FolderLock, lock_folder, naming, read_json
+from trajectory_transformer.files import lock_folder, naming, read_json
 from trajectory_transformer.results import write_result
 
 if TYPE_CHECKING:
@@ -116,8 +116,9 @@ class Evaluate:
         out = self.out or default
         return [path for path in (out, out.with_suffix(".npz"), self.trace, self.video) if path is not None]
 
-    def _claim(self, env_id: str, options: dict[str, Any]) -> FolderLock:
-        """Refuse outputs that cannot be written, before anything is played; the lock is held until all are written."""
+    @contextmanager
+    def _claimed(self, env_id: str, options: dict[str, Any]) -> Iterator[None]:
+        """Refuse outputs that cannot be written, before anything is played; a lock is held until all are written."""
         from trajectory_transformer.report.video import check_video
 
         if self.video is not None:
@@ -129,7 +130,15 @@ class Evaluate:
         left = marker.read_text(errors="replace").splitlines()[1:] if marker.is_file() else []
         claim(*(path for path in written if str(path.absolute()) not in left), overwrite=self.overwrite)
         out.parent.mkdir(parents=True, exist_ok=True)
-        return lock_folder(out.parent, marker.name, "\n".join(str(path.absolute()) for path in written))
+        existed = [path for path in written if path.exists()]
+        lock = lock_folder(out.parent, marker.name, "\n".join(str(path.absolute()) for path in written))
+        try:
+            yield
+        except BaseException:
+            if [path for path in written if path.exists()] == existed:
+                lock.release()  # nothing is left that another evaluation may replace
+            raise
+        lock.release()
 
     def _environment(self, metadata: Metadata) -> tuple[str, dict[str, Any]]:
         """The environment to play in."""
@@ -159,22 +168,21 @@ class Evaluate:
             on_plan=traces.append if self.trace else None,
             deadline_ms=self.deadline_ms,
         )
-        lock = self._claim(env_id, options)
-        with _counting(self.episodes) as count:
-            found = self._evaluate(planner, env_id, options, count)
-        kind = planner.kind or "return"
-        guide = {} if self.q is None else {"q": str(self.q), **_training(self.q, "q_training")}
-        self._write(
-            found,
-            what=kind,
-            policy=f"planner, {kind}" + (f" by the Q function of {self.q}" if self.q else ""),
-            device=model.device,
-            settings={"plan": kind, "num_envs": self.num_envs, "search": asdict(self.search), **guide},
-        )
-        if self.trace is not None:
-            save_traces(self.trace, traces, model.tokenizer)
-        self._film(found, planner.policy())
-        _finish(lock)
+        with self._claimed(env_id, options):
+            with _counting(self.episodes) as count:
+                found = self._evaluate(planner, env_id, options, count)
+            kind = planner.kind or "return"
+            guide = {} if self.q is None else {"q": str(self.q), **_training(self.q, "q_training")}
+            self._write(
+                found,
+                what=kind,
+                policy=f"planner, {kind}" + (f" by the Q function of {self.q}" if self.q else ""),
+                device=model.device,
+                settings={"plan": kind, "num_envs": self.num_envs, "search": asdict(self.search), **guide},
+            )
+            if self.trace is not None:
+                save_traces(self.trace, traces, model.tokenizer)
+            self._film(found, planner.policy())
         self._show(found, f"planning for {kind}" + (f" by {self.q}" if self.q else ""))
         self._update_page(model)
         return list(found.episodes)
@@ -206,28 +214,27 @@ class Evaluate:
         seeds = baseline.seeds if self.training_seed is None else (self.training_seed,)
         policies = [baseline.policy(seed) for seed in seeds]
         env_id, options = self._environment(baseline.metadata)
-        lock = self._claim(env_id, options)
-        with _counting(self.episodes * len(seeds)) as count:
-            parts = [self._evaluate(policy, env_id, options, count) for policy in policies]
-        episodes = tuple(episode for part in parts for episode in part.episodes)
-        metrics = episode_metrics(episodes, references_of(env_id, baseline.metadata))
-        metrics |= latency_metrics([seconds for policy in policies for seconds in policy.plan_seconds])
-        found = Evaluation(env_id, options, episodes, metrics, sum(part.seconds for part in parts))
-        self._write(
-            found,
-            what=baseline.name,
-            policy=f"{baseline.name}, training seeds {', '.join(map(str, seeds))}",
-            device=baseline.device,
-            settings={
-                "algorithm": baseline.name,
-                "training_seeds": list(seeds),
-                "num_envs": self.num_envs,
-                "settings": settings_dict(baseline.algorithm.settings),
-            },
-            by_seed={str(seed): part.metrics for seed, part in zip(seeds, parts, strict=True)},
-        )
-        self._film(found, policies[0])
-        _finish(lock)
+        with self._claimed(env_id, options):
+            with _counting(self.episodes * len(seeds)) as count:
+                parts = [self._evaluate(policy, env_id, options, count) for policy in policies]
+            episodes = tuple(episode for part in parts for episode in part.episodes)
+            metrics = episode_metrics(episodes, references_of(env_id, baseline.metadata))
+            metrics |= latency_metrics([seconds for policy in policies for seconds in policy.plan_seconds])
+            found = Evaluation(env_id, options, episodes, metrics, sum(part.seconds for part in parts))
+            self._write(
+                found,
+                what=baseline.name,
+                policy=f"{baseline.name}, training seeds {', '.join(map(str, seeds))}",
+                device=baseline.device,
+                settings={
+                    "algorithm": baseline.name,
+                    "training_seeds": list(seeds),
+                    "num_envs": self.num_envs,
+                    "settings": settings_dict(baseline.algorithm.settings),
+                },
+                by_seed={str(seed): part.metrics for seed, part in zip(seeds, parts, strict=True)},
+            )
+            self._film(found, policies[0])
         seeds_text = f"{len(seeds)} training seed{'' if len(seeds) == 1 else 's'}"
         self._show(found, f"{baseline.name}, {seeds_text}")
         self._update_page(None)
@@ -319,12 +326,6 @@ class Evaluate:
         run = Path(str(self.run))
         if self._written()[0].resolve().parent == run.resolve():
             console.print(f"wrote {write_report(run, models=[model])}")
-
-
-def _finish(lock: FolderLock) -> None:
-    """Everything is written: nothing is left that another evaluation may replace."""
-    lock.path.unlink(missing_ok=True)
-    lock.release()
 
 
 def _training(run: Path, name: str = "training") -> dict[str, object]:
