@@ -420,4 +420,5 @@ def test_models_with_maps_need_maps_of_the_same_shape(
     )
     refused("policy expert: supports only MiniGrid env", "collect", "--env", "CartPole-v1", "--policy", "expert")
     refused("only .npz files can store the maps", "data", "convert", "maps.npz", "--out", "maps.hdf5")
-    refused("train.augment grid needs a goal of x and y", "train", "maps.npz", "--out", "bad", *train)
+    half = ["--tokens.goal_dims", "[0]"]
+    refused("train.augment grid needs a goal of x and y", "train", "maps.npz", "--out", "bad", *half, *train)
