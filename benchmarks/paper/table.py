@@ -178,8 +178,8 @@ class Plan:
         """Train one model."""
         out, data = self.trained(task, discretizer, seed), self.data(task)
         device = ("--device", self.options.device)
-        settings = ("--preset", "default", "--tokens.discretizer", discretizer, "--seed", seed)
-        settings += ("--checkpoint_every", 5000)
+        recipe = ("--preset", "default", "--tokens.discretizer", discretizer)
+        settings = (*recipe, "--seed", seed, "--checkpoint_every", 5000)
         return Job(
             "train",
             out,
