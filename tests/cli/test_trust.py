@@ -170,3 +170,9 @@ def test_a_settings_file_names_no_other_settings_file(refused: Refused, tmp_path
     Path("outer.yaml").write_text("config: inner.yaml\n")
     refused("config", "collect", "--config", "outer.yaml")
     shutil.rmtree(tmp_path / "minari", ignore_errors=True)
+
+
+def test_null_for_a_number_is_refused_in_one_sentence(refused: Refused) -> None:
+    Path("x.yaml").write_text("seed: null\n")
+    refused(r"--seed: expected a value, got null \(settings of x.yaml\)", "collect", "--config", "x.yaml")
+    refused("--seed: expected int, got None", "collect", "--seed", "null")

@@ -179,7 +179,7 @@ class Baseline:
                     value.data.copy_(found)
             if tensors:
                 raise ValueError(f"unknown tensor {next(iter(tensors))}")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{folder}: weights and description do not match ({error})") from error
         return cls(name, algorithm, scaling.to(device), dims, seeds, description["metadata"])
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol, get_args, get_type_hints
 
 import yaml
 from jsonargparse import (
@@ -183,6 +183,12 @@ def _parse(command_name: str, command: type[Command], words: Sequence[str], pres
     except ValueError as error:
         raise ValueError(_one_line(str(error)) + _in_files(parser.files)) from error
     del settings["config"]
+    hints = get_type_hints(command)
+    empty = [
+        name for name, value in vars(settings).items() if value is None and type(None) not in get_args(hints[name])
+    ]
+    if empty:
+        raise ValueError(f"--{empty[0]}: expected a value, got null{_in_files(parser.files)}")
     made = command(**vars(settings))
     for path in parser.files:
         _refuse_code(path, made)

@@ -119,10 +119,10 @@ def media_type(path: Path) -> str | None:
 
 def interval(metrics: Mapping[str, float], name: str) -> tuple[float, float] | None:
     """95 % interval of a mean: the stored one, Wilson's for a success rate, else two standard errors."""
-    if f"{name}_low" in metrics:
+    if f"{name}_low" in metrics and f"{name}_high" in metrics:
         return metrics[f"{name}_low"], metrics[f"{name}_high"]
     count, spread = metrics.get(f"{name}_n"), metrics.get(f"{name}_stderr")
-    if not count:
+    if not count or name not in metrics:
         return None
     if name == "success_rate":
         return wilson(metrics[name], count)
