@@ -75,7 +75,7 @@ def test_a_page_is_one_file_and_texts_of_the_data_are_escaped(tmp_path: Path) ->
     page = write_report(write_run(tmp_path / "a<b>&'c")).read_text()
     assert "<script" not in page and "&lt;script&gt;" in page
     assert "<b>" not in page and "a&lt;b&gt;&amp;&#x27;c" in page
-    assert not re.search(r"(src|href)='(?!data:)", page) and "http" not in page
+    assert not re.search(r"(src|href)='(?!data:)", page) and "http://" not in page and "https://" not in page
 
 
 def test_two_runs_stand_side_by_side_and_settings_that_differ_come_first(tmp_path: Path) -> None:
