@@ -9,6 +9,7 @@ stopped at any moment and continued; the result file holds what was done so far.
 import argparse
 import json
 import os
+import re
 import resource
 import tempfile
 import time
@@ -64,7 +65,8 @@ class Attack:
             self.counts["fuzzed"] += 1
             if found.kind in ("raw", "silent", "hang"):
                 self.counts["hangs" if found.kind == "hang" else found.kind] += 1
-                self.findings.append(f"{target.name}, mutation {number}: {found.kind}: {found.text[-500:]}")
+                text = re.sub(r"/\S*/", "", found.text)  # without the folders of this machine
+                self.findings.append(f"{target.name}, mutation {number}: {found.kind}: {text[-500:]}")
 
     def kill(self, index: int, first: int = 1, every: int = 1) -> None:
         """Kill a scenario at every file event, or at some of them."""
