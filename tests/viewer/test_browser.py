@@ -305,6 +305,7 @@ def cpu_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.timeout(1800)  # TT_CLICKS=3000 clicks for more than ten minutes
 def test_memory_does_not_grow_while_clicking(browser: Any, served: tuple[str, int]) -> None:
     url, process = served
     page = opened(browser, url)
