@@ -75,7 +75,7 @@ def shorten(
 ) -> tuple[str | None, str | None]:
     """Arrays by the name of their numbers instead of the whole type."""
     array = re.compile(r"~numpy\.ndarray\[tuple\[[\w~.]+, \.\.\.\], ~numpy\.dtype\[~(?:\w+\.)+(\w+)\]\]")
-    # Sphinx cannot read a signature with <factory>, the default of a field that is made anew.
+    # Sphinx cannot read a signature with <factory>, the default of a field that every instance makes for itself.
     texts = [
         text and array.sub(r"~numpy.ndarray[\1]", text).replace("<factory>", "...") for text in (signature, returns)
     ]

@@ -87,9 +87,7 @@ def naming(place: str | Path, what: str, *kinds: type[Exception]) -> Iterator[No
     """Turn errors of these kinds, and ValueErrors that do not name the file, into a ValueError that does."""
     try:
         yield
-    except Exception as error:
-        if not isinstance(error, (ValueError, *kinds)):
-            raise
+    except (ValueError, *kinds) as error:
         if isinstance(error, ValueError) and str(place) in str(error):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
