@@ -85,9 +85,10 @@ def _publish_new(temporary: Path, target: Path) -> None:
 @contextmanager
 def naming(place: str | Path, what: str, *kinds: type[Exception]) -> Iterator[None]:
     """Turn errors of these kinds, and ValueErrors that do not name the file, into a ValueError that does."""
+    caught: tuple[type[Exception], ...] = (ValueError, *kinds)
     try:
         yield
-    except (ValueError, *kinds) as error:
+    except caught as error:
         if isinstance(error, ValueError) and str(place) in str(error):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__

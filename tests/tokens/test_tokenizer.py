@@ -195,3 +195,13 @@ def test_decoding_equals_decoding_slot_by_slot(
                 known = np.reshape(expected["r"], -1)
                 padded = np.concatenate([known, [np.nan] * (num_actions - len(known))])
                 np.testing.assert_array_equal(found.rewards[env, candidate], padded)
+
+
+def test_a_state_is_far_outside_beyond_one_width_of_the_observed_range() -> None:
+    states = np.array([[2.0, 5.0], [4.0, 5.0], [3.0, 5.0]], np.float32)  # the second dimension is constant
+    episode = Episode(states, np.zeros((2, 1), np.float32), np.zeros(2, np.float32), terminated=False)
+    tokenizer = Tokenizer.fit(Dataset((episode,)), TokenConfig(num_bins=4, discretizer="uniform"))
+    inside, outside = [[0.01, 5.0], [5.99, 5.0]], [[-0.01, 5.0], [6.01, 5.0]]
+    assert not tokenizer.far_outside(np.array(inside)).any()
+    assert tokenizer.far_outside(np.array(outside)).tolist() == [[True, False], [True, False]]
+    assert tokenizer.far_outside(np.array([[3.0, 50.0], [3.0, -50.0]])).tolist() == [[False, True], [False, True]]
