@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 
 from trajectory_transformer.cli import main
+from trajectory_transformer.cli.console import console
+from trajectory_transformer.cli.grid import progress_table
 from trajectory_transformer.grid import (
     Grid,
     LocalProcesses,
     RayCluster,
     RunError,
+    State,
     execute_run,
     is_complete,
     last_line,
@@ -68,7 +71,7 @@ def test_every_combination_is_a_run_with_its_values_filled_in() -> None:
         ("axes: {seed: [0]}", "commands must be a list of `tt` commands"),
         ("axes: {seed: [0]}\ncommands: ['train {task}']", "placeholders are {seed}, {out}"),
         ("axes: {seed: [0]}\ncommands: [train]\nresults: [../x]", "results lie in the folder of a run"),
-        ("axes: {seed: [0]}\ncommands: [train]\ncpus: 0", "cpus must be a number that is large enough, got 0"),
+        ("axes: {seed: [0]}\ncommands: [train]\ncpus: 0", "cpus must be an integer of at least 1, got 0"),
         ("axes: {seed: [0]}\ncommands: [train]\ngpu: 1", "entries are axes, commands, .*, got gpu"),
         ("axes: {a: [", "grid.yaml is not YAML"),
         ("- 1", "must be a mapping"),
@@ -124,7 +127,7 @@ def test_a_failed_run_is_reported_and_does_not_stop_the_others(
     script.write_text("axes: {episodes: [-3, 4]}\ncommands: ['collect --episodes {episodes} --out {out}/data.npz']\n")
     assert main(["grid", str(script), "--out", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr()
-    assert "1 of 2 runs failed; the same command tries them again, got 3" in printed.err
+    assert "1 of 2 runs failed: 3; run the same command to retry" in printed.err
     assert "ended with exit code 2" in printed.out and "--episodes" in printed.out
     assert (tmp_path / "out/4/data.npz").exists()
 
@@ -194,7 +197,7 @@ def test_gpus_are_shared_by_as_many_runs_as_fit() -> None:
     assert LocalProcesses(Grid({}, (), gpus=2), num_gpus=4).parallel == 2
     places = LocalProcesses(Grid({}, (), gpus=0.5), num_gpus=2)._places
     assert [places.get()["CUDA_VISIBLE_DEVICES"] for _ in range(4)] == ["0", "1", "0", "1"]
-    with pytest.raises(ValueError, match="this machine has, got 0"):
+    with pytest.raises(ValueError, match="which has 0, got 1"):
         LocalProcesses(Grid({}, (), gpus=1), num_gpus=0)
 
 
@@ -202,6 +205,16 @@ def test_the_last_line_is_what_was_printed_last(tmp_path: Path) -> None:
     assert last_line(tmp_path) == ""
     (tmp_path / "log.txt").write_text("one\ntwo\rthree 50 %\r")
     assert last_line(tmp_path) == "three 50 %"
+
+
+def test_the_progress_shows_names_and_lines_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/log.txt").write_text("training [5/10] loss 2\n")
+    states: dict[str, State] = {"a[x]": "finished", "b": "waiting", "c": "failed", "d": "waiting"}
+    console.print(progress_table(tmp_path, states))
+    printed = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    rows = [[cell.strip() for cell in row] for row in printed]
+    assert rows == [["b", "working", "training [5/10] loss 2"], ["c", "failed", ""], ["a[x]", "finished", ""]]
 
 
 def test_files_of_another_machine_are_gathered(tmp_path: Path) -> None:

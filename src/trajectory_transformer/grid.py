@@ -80,7 +80,9 @@ def load_grid(path: str | Path) -> Grid:
     numbers = {name: content[name] for name in ("cpus", "gpus", "retries") if name in content}
     for name, value in numbers.items():
         fits = isinstance(value, int | (float if name == "gpus" else int)) and not isinstance(value, bool)
-        require(fits and value >= (name == "cpus"), f"{path}: {name} must be a number that is large enough", value)
+        least = 1 if name == "cpus" else 0
+        kind = "a number" if name == "gpus" else "an integer"
+        require(fits and value >= least, f"{path}: {name} must be {kind} of at least {least}", value)
     grid = Grid({name: list(values) for name, values in axes.items()}, tuple(commands), tuple(results), **numbers)
     runs_of(grid)  # refuses placeholders that no axis fills
     return grid
@@ -248,7 +250,9 @@ class LocalProcesses:
     def __init__(self, grid: Grid, num_gpus: int, parallel: int | None = None) -> None:
         """Give every run its share of the CPU cores and of a GPU."""
         room = int(num_gpus / grid.gpus) if grid.gpus else max((os.cpu_count() or 1) // grid.cpus, 1)
-        require(room > 0, f"a run needs {grid.gpus} GPUs (gpus in the file of the grid), this machine has", num_gpus)
+        require(
+            room > 0, "gpus must not exceed the number of GPUs of this machine, which has " + str(num_gpus), grid.gpus
+        )
         self.parallel = parallel or room
         self._pool = ThreadPoolExecutor(self.parallel)
         self._places: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from trajectory_transformer.cli.console import console
 from trajectory_transformer.config import require
@@ -79,12 +79,12 @@ class RunGrid:
 
                 def show(states: dict[str, State]) -> None:
                     if live is not None:
-                        live.update(progress_table(grid, self.out, states))
+                        live.update(progress_table(self.out, states))
                         return
                     for name, state in states.items():
                         if state != "waiting" and printed.get(name) != state:
                             done = sum(each != "waiting" for each in states.values())
-                            console.print(f"{done} of {total}: {escape(name)} {state}")
+                            console.print(f"{done} of {total}: {name} {state}")
                     printed.update(states)
 
                 errors = run_grid(grid, self.out, cluster, on_change=show)
@@ -95,13 +95,14 @@ class RunGrid:
             write_atomically(self.out / "table.csv", as_csv(rows))
             console.print(f"wrote {self.out / 'table.csv'}")
         for name, error in errors.items():
-            console.print(f"[red]{escape(name)}[/red]: {escape(error)}")
-        require(
-            not errors, f"{len(errors)} of {total} runs failed; the same command tries them again", ", ".join(errors)
-        )
+            console.print(f"{name}: {error}")
+        if errors:
+            raise ValueError(
+                f"{len(errors)} of {total} runs failed: {', '.join(errors)}; run the same command to retry"
+            )
 
 
-def progress_table(grid: Grid, out: Path, states: dict[str, State]) -> Table:
+def progress_table(out: Path, states: dict[str, State]) -> Table:
     """How many runs are in which state, and the last line of those at work."""
     counts = Counter(states.values())
     title = ", ".join(f"{counts[state]} {state}" for state in _STYLES if counts[state])
@@ -110,8 +111,9 @@ def progress_table(grid: Grid, out: Path, states: dict[str, State]) -> Table:
     working = [name for name, line in lines.items() if line]
     ended = [name for name, state in states.items() if state != "waiting"]
     for name in [*working, *ended[::-1]][:_SHOWN_RUNS]:
-        state = "[bold]working" if name in working else f"[{_STYLES[states[name]]}]{states[name]}"
-        table.add_row(escape(name), state, escape(lines.get(name, "")[:80]))
+        at_work = name in working
+        state = Text("working", "bold") if at_work else Text(states[name], _STYLES[states[name]])
+        table.add_row(name, state, lines.get(name, "")[:80])
     return table
 
 
