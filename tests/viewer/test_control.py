@@ -69,7 +69,7 @@ def test_a_filter_and_a_seed_change_sampled_plans(pendulum_run: Path) -> None:
     first = control.plan
     control.replan(with_search(planner, seed=1))
     assert not np.array_equal(control.plan.tokens, first.tokens)
-    control.replan(with_search(planner, nucleus=0.05))
+    control.replan(with_search(planner, share=0.05))
     assert len(np.unique(control.plan.tokens[:, 0])) == 1  # a narrow filter keeps the most likely action
     control.replan(planner)
     np.testing.assert_array_equal(control.plan.tokens, first.tokens)
