@@ -26,9 +26,7 @@ from trajectory_transformer.results import write_result
 from trajectory_transformer.rollout import Step
 
 SIZES = {"hopper": (11, 3), "halfcheetah": (17, 6), "ant": (27, 8)}
-BASE = SearchConfig(
-    beam_width=256, horizon=15, context=5, expansion=2, action=Sampler(nucleus=0.4), first_action=None
-)
+BASE = SearchConfig(beam_width=256, horizon=15, context=5, expansion=2, action=Sampler(nucleus=0.4), first_action=None)
 
 
 def make_model(task: str, window: int, device: torch.device) -> TrajectoryModel:
