@@ -81,7 +81,7 @@ def cart_pole(*dimensions: Dimension) -> TrajectoryModel:
     )
     sizes = ModelConfig(window=2, num_layers=1, num_heads=2, width=16)
     data = Dataset((recorded,), {}, (), dimensions)
-    return TrajectoryModel.create(data, TokenConfig(num_bins=4), sizes, seed=0)
+    return TrajectoryModel.create(data, TokenConfig(num_bins=2, discretizer="uniform"), sizes, seed=0)
 
 
 def test_categories_are_planned_with_a_nucleus_and_unknown_ones_not_with_a_middle() -> None:

@@ -65,7 +65,9 @@ def test_replanning_does_not_move_the_agent_and_settings_change_the_plan(rooms_r
 
 def test_a_filter_and_a_seed_change_sampled_plans(pendulum_run: Path) -> None:
     model = TrajectoryModel.load(pendulum_run)
-    planner = Planner(model, search=SearchConfig(beam_width=6, horizon=2, context=1, action=Sampler(nucleus=0.9)))
+    planner = Planner(
+        model, search=SearchConfig(beam_width=6, horizon=2, context=1, action=Sampler(nucleus=0.9), first_action=None)
+    )
     control = Control(make_control_env(model), planner)
     first = control.plan
     control.replan(with_search(planner, seed=1))
