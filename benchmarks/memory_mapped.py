@@ -47,7 +47,7 @@ def stream(num_steps: int) -> Iterator[Episode]:
 
 def tokenize_stream(folder: Path, num_steps: int) -> dict[str, float]:
     """Fit on a sample and write the shards."""
-    build_shards(folder, lambda: stream(num_steps), TokenConfig(), source="random walks")
+    build_shards(folder, lambda: stream(num_steps), TokenConfig(truncated="stop"), source="random walks")
     size = sum(path.stat().st_size for path in folder.iterdir())
     return {"shards_mib": size / 2**20}
 
@@ -56,9 +56,9 @@ def train(folder: Path, num_steps: int) -> dict[str, float]:
     """A hundred steps of a tiny model, with batches spread over all shards."""
     shards = open_shards(folder)
     assert shards.data.num_windows == num_steps // EPISODE * EPISODE
-    sizes = ModelConfig(window=10, num_layers=1, num_heads=2, width=32)
+    sizes = ModelConfig(window=10, num_layers=1, num_heads=2, width=32, dropout=0.1)
     model = TrajectoryModel.build(shards.tokenizer, sizes, shards.metadata, seed=0)
-    trainer = Trainer(model, shards.data, TrainConfig(steps=100, batch_size=64), log_every=100)
+    trainer = Trainer(model, shards.data, TrainConfig(steps=100, batch_size=64, learning_rate=6e-4), log_every=100)
     losses = [metrics.loss for metrics in trainer.run() if metrics is not None]
     return {"loss": losses[-1]}
 

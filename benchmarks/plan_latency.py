@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trajectory_transformer.config import ModelConfig, SearchConfig
+from trajectory_transformer.config import ModelConfig, Sampler, SearchConfig
 from trajectory_transformer.model.gpt import GPT
 from trajectory_transformer.results import write_result
 from trajectory_transformer.search.beam import beam_search
@@ -116,7 +116,9 @@ def main() -> None:
     device = torch.device(options.device)
     started = time.perf_counter()
     repeats, naive_repeats = (5, 1) if options.quick else (11, 3)
-    base = SearchConfig(beam_width=32, expansion=2, horizon=5, context=4)
+    base = SearchConfig(
+        beam_width=32, expansion=2, horizon=5, context=4, action=Sampler(nucleus=0.4), first_action=None
+    )
     settings = {"": (make_gpt(9, device), base), "_sliding": (make_gpt(10, device), replace(base, window=5))}
     metrics: dict[str, float] = {}
     print(f"{'':>10} {'naive ms':>10} {'cached ms':>10} {'speed-up':>9}   steps  refill  select    rest (% of cached)")

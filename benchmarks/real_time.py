@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from trajectory_transformer.config import ModelConfig, SearchConfig, TokenConfig
+from trajectory_transformer.config import ModelConfig, Sampler, SearchConfig, TokenConfig
 from trajectory_transformer.data.episode import Dataset, Episode
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import Planner
@@ -26,7 +26,7 @@ from trajectory_transformer.results import write_result
 from trajectory_transformer.rollout import Step
 
 SIZES = {"hopper": (11, 3), "halfcheetah": (17, 6), "ant": (27, 8)}
-BASE = SearchConfig(beam_width=256, horizon=15, context=5, expansion=2)
+BASE = SearchConfig(beam_width=256, horizon=15, context=5, expansion=2, action=Sampler(nucleus=0.4), first_action=None)
 
 
 def make_model(task: str, window: int, device: torch.device) -> TrajectoryModel:

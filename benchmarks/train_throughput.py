@@ -201,7 +201,7 @@ def make_trainer(
     kind: type[Trainer] = Trainer,
 ) -> Trainer:
     """A run at step 0, on a device."""
-    model = TrajectoryModel.create(dataset, TokenConfig(), model_config, seed=seed)
+    model = TrajectoryModel.create(dataset, TokenConfig(truncated="stop"), model_config, seed=seed)
     data = tokenize(dataset, model.tokenizer).to(device)
     model.gpt.to(device)
     engine, make_batch = make_engine(model, config, World()), make_batch_maker(model, data, config)
@@ -260,7 +260,7 @@ def main() -> None:
     device = torch.device(options.device)
     started = time.perf_counter()
     model_config = ModelConfig(dropout=options.dropout)
-    config = TrainConfig(batch_size=options.batch_size, steps=10**9)
+    config = TrainConfig(batch_size=options.batch_size, steps=10**9, learning_rate=6e-4)
     dataset = random_dataset()
     settings = {"auto": config}
     if options.compare:

@@ -72,5 +72,5 @@ def tiny_dataset(rng: np.random.Generator) -> Dataset:
 def tiny_model(tiny_dataset: Dataset) -> TrajectoryModel:
     """An untrained model of the tiny dataset: 10 bins, 3 transitions, 2 layers, width 32."""
     return TrajectoryModel.create(
-        tiny_dataset, TokenConfig(num_bins=10), ModelConfig(window=3, num_layers=2, width=32), seed=0
+        tiny_dataset, TokenConfig(num_bins=10), ModelConfig(window=3, num_layers=2, width=32, dropout=0.1), seed=0
     )

@@ -24,8 +24,8 @@ BEFORE = Path(__file__).parent / "golden" / "before"
 
 def test_a_model_with_rewards_loads_with_its_settings() -> None:
     model = TrajectoryModel.load(BEFORE / "run")
-    assert model.tokenizer.config == TokenConfig(num_bins=8, termination_penalty=-5.0)
-    assert model.gpt.config == ModelConfig(window=3, num_layers=1, num_heads=2, width=8)
+    assert model.tokenizer.config == TokenConfig(num_bins=8, termination_penalty=-5.0, truncated="stop")
+    assert model.gpt.config == ModelConfig(window=3, num_layers=1, num_heads=2, width=8, dropout=0.1)
     assert (model.layout.goal_dim, model.layout.observation_dim, model.layout.action_dim) == (0, 3, 2)
     assert model.layout.rewards and model.layout.map_shape == ()
     assert model.metadata == {"env": "Nowhere-v0", "seed": 1}
@@ -50,7 +50,7 @@ def test_the_logits_of_a_model_with_rewards_are_unchanged() -> None:
 def test_the_logits_of_a_model_with_maps_are_unchanged() -> None:
     model, dataset = TrajectoryModel.load(BEFORE / "map_run"), load_npz(BEFORE / "maps.npz")
     assert model.layout.map_shape == (2, 6, 6) and model.gpt.config.map_channels == 2
-    assert model.tokenizer.config == TokenConfig(num_bins=7, goal_dims=(0, 1), rewards=False)
+    assert model.tokenizer.config == TokenConfig(num_bins=7, goal_dims=(0, 1), rewards=False, truncated="stop")
     embedding = model.encode_maps(dataset.episodes[0].map)
     assert embedding is not None
     expected = [-4.5231951e-04, 2.0257747e-03, -2.6738094e-03, 6.3832500e-05]
@@ -77,7 +77,7 @@ def test_an_old_run_continues_with_the_same_losses() -> None:
     model = TrajectoryModel.load(BEFORE / "run")
     model = replace(model, gpt=TrajectoryModel.build(model.tokenizer, model.gpt.config, {}, seed=9).gpt)
     data = tokenize(load_npz(BEFORE / "reward.npz"), model.tokenizer)
-    trainer = Trainer(model, data, TrainConfig(steps=16, batch_size=4), seed=2, log_every=1)
+    trainer = Trainer(model, data, TrainConfig(steps=16, batch_size=4, learning_rate=6e-4), seed=2, log_every=1)
     trainer.load(BEFORE / "run" / "resume.safetensors")
     assert trainer.step == 12
     stored = TrajectoryModel.load(BEFORE / "run").gpt.state_dict()
@@ -141,5 +141,5 @@ def test_old_settings_of_the_authors_code_become_one_switch(loss_mask: str, auth
         "max_episode_steps": 1000 if authors else None,
         "loss_mask": loss_mask,
     }
-    expected = TokenConfig(goal_dims=(1,), termination_penalty=-100.0, authors_conventions=authors)
+    expected = TokenConfig(goal_dims=(1,), termination_penalty=-100.0, truncated="stop", authors_conventions=authors)
     assert token_config_from(old) == expected

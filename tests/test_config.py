@@ -1,5 +1,6 @@
 """Settings: values that are refused, and the recipes that the presets stand for."""
 
+import inspect
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from trajectory_transformer.config import (
     TokenConfig,
     TrainConfig,
 )
-from trajectory_transformer.training.optim import RECIPES
+from trajectory_transformer.training.optim import DEFAULT_EPOCHS, MIN_STEPS, RECIPES
 
 Config = TokenConfig | ModelConfig | TrainConfig | Sampler | SearchConfig
 
@@ -30,7 +31,7 @@ Config = TokenConfig | ModelConfig | TrainConfig | Sampler | SearchConfig
         (
             TokenConfig,
             {"truncated": "continue", "discount": 1.0},
-            "tokens.truncated continue needs a tokens.discount below 1, got 1.0",
+            "tokens.truncated continue needs a tokens.discount below 1 .*, got 1.0",
         ),
         (TokenConfig, {"goal_dims": (0, -1)}, r"tokens.goal_dims must not be negative, got \(0, -1\)"),
         (ModelConfig, {"window": 0}, "model.window must be at least 1, got 0"),
@@ -87,6 +88,21 @@ def test_the_default_preset_holds_the_defaults() -> None:
     assert PRESETS["default"] == Preset()
 
 
+def test_the_default_preset_is_the_recipe_for_continuous_control() -> None:
+    default = PRESETS["default"]
+    assert (default.tokens.discretizer, default.tokens.truncated, default.tokens.discount) == (
+        "quantile",
+        "continue",
+        0.99,
+    )
+    assert (default.train.optimizer, default.train.learning_rate) == ("adamw", 4e-3)
+    assert (default.train.epochs, default.train.steps) == (None, None)
+    assert f"null: {DEFAULT_EPOCHS:g}, but at least {MIN_STEPS:,} steps" in inspect.getsource(TrainConfig)
+    assert default.search.action == Sampler(middle=0.4) and default.search.first_action == Sampler()
+    small = PRESETS["small"]
+    assert small.search == default.search and small.tokens == default.tokens
+
+
 @pytest.mark.parametrize(
     ("name", "beam_width", "horizon", "top_k", "nucleus"),
     [
@@ -117,7 +133,8 @@ def test_all_presets_but_small_share_the_model_of_the_paper() -> None:
     for name, preset in PRESETS.items():
         if name == "small":
             continue
-        assert preset.model == ModelConfig(window=10, num_layers=4, num_heads=4, width=128, dropout=0.1)
+        dropout = 0.0 if name == "default" else 0.1
+        assert preset.model == ModelConfig(window=10, num_layers=4, num_heads=4, width=128, dropout=dropout)
         assert (preset.tokens.num_bins, preset.tokens.discount) == (100, 0.99)
 
 

@@ -166,8 +166,8 @@ def test_sampling_the_middle_plans_the_intended_action_despite_clipping() -> Non
     likely, middle = (
         first_action(clipped_actions(rewarded=True), TokenConfig(num_bins=20), search)
         for search in (
-            SearchConfig(beam_width=4, action=Sampler(nucleus=0.2)),
-            SearchConfig(beam_width=4, action=Sampler(middle=0.2)),
+            SearchConfig(beam_width=4, action=Sampler(nucleus=0.2), first_action=None),
+            SearchConfig(beam_width=4, action=Sampler(middle=0.2), first_action=None),
         )
     )
     assert likely == 1.0

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from trajectory_transformer.data.episode import Episode
-from trajectory_transformer.evaluate import episode_metrics, rate_interval
+from trajectory_transformer.config import ModelConfig, Sampler, SearchConfig, TokenConfig
+from trajectory_transformer.data.episode import Dataset, Dimension, Episode
+from trajectory_transformer.evaluate import episode_metrics, evaluate, rate_interval
+from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.planner import Planner
 from trajectory_transformer.results import write_result
 
 
@@ -65,3 +68,32 @@ def test_tt_commit_names_the_commit_of_a_copied_source_tree(tmp_path: Path, monk
         tmp_path / "x.json", name="x", command="x", device=torch.device("cpu"), seeds=[0], seconds=1.0, metrics={}
     )
     assert json.loads((tmp_path / "x.json").read_text())["commit"] == "abc123"
+
+
+def cart_pole(*dimensions: Dimension) -> TrajectoryModel:
+    """An untrained model of random episodes with the sizes of CartPole-v1."""
+    rng = np.random.default_rng(0)
+    recorded = Episode(
+        rng.normal(size=(21, 4)).astype(np.float32),
+        rng.integers(2, size=(20, 1)).astype(np.float32),
+        np.ones(20, np.float32),
+        terminated=True,
+    )
+    sizes = ModelConfig(window=2, num_layers=1, num_heads=2, width=16)
+    data = Dataset((recorded,), {}, (), dimensions)
+    return TrajectoryModel.create(data, TokenConfig(num_bins=2, discretizer="uniform"), sizes, seed=0)
+
+
+def test_categories_are_planned_with_a_nucleus_and_unknown_ones_not_with_a_middle() -> None:
+    search = SearchConfig(beam_width=2, horizon=1)
+    known, unknown = cart_pole(Dimension("push", 2)), cart_pole()
+    assert evaluate(Planner(known, search=search), "CartPole-v1", episodes=1).metrics["return"] > 0
+    message = (
+        r"search\.action\.middle is for continuous actions, .* are categories, .*: use --search\.action\.nucleus 0\.4"
+    )
+    with pytest.raises(ValueError, match=message):
+        evaluate(Planner(unknown, search=search), "CartPole-v1", episodes=1)
+    nucleus = SearchConfig(beam_width=2, horizon=1, action=Sampler(nucleus=0.4))
+    assert evaluate(Planner(unknown, search=nucleus), "CartPole-v1", episodes=1).metrics["return"] > 0
+    # Imitation samples no actions.
+    assert evaluate(Planner(unknown, kind="imitate", search=search), "CartPole-v1", episodes=1).metrics["return"] > 0

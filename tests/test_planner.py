@@ -12,13 +12,14 @@ from torch import Tensor
 
 from trajectory_transformer import planner as planner_module
 from trajectory_transformer.config import ModelConfig, Sampler, SearchConfig, TokenConfig
-from trajectory_transformer.data.episode import Dataset, Episode, FloatArray, MapArray
+from trajectory_transformer.data.episode import Dataset, Dimension, Episode, FloatArray, MapArray
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import PlanKind, Planner, PlanTrace
 from trajectory_transformer.rollout import Step
 from trajectory_transformer.search.beam import Plan, beam_search
 from trajectory_transformer.search.decoder import Candidates, Decoder
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
+from trajectory_transformer.search.sampling import filtered
 
 
 def make_model(*, rewards: bool, goal: bool, window: int = 4, **tokens: Any) -> TrajectoryModel:
@@ -460,12 +461,35 @@ def test_only_the_first_plan_of_an_episode_is_a_first_step(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("context", "window"), [(0, None), (2, 1)])
-def test_a_first_action_sampler_needs_past_transitions_in_the_prompt(
+def test_without_past_transitions_the_first_action_is_sampled_like_all_others(
     tiny_model: TrajectoryModel, context: int, window: int | None
 ) -> None:
     search = SearchConfig(first_action=Sampler(nucleus=0.9), context=context, window=window)
-    with pytest.raises(ValueError, match=f"first_action needs a past.*context of {context} in a window"):
-        Planner(tiny_model, search=search).policy()
+    assert Planner(tiny_model, search=search).search == replace(search, first_action=None)
+
+
+def test_actions_with_categories_are_sampled_from_a_nucleus_instead_of_the_middle() -> None:
+    model = make_model(rewards=True, goal=False)
+    search = SearchConfig(
+        action=Sampler(temperature=0.5, top_k=3, middle=0.3),
+        first_action=Sampler(middle=0.7),
+        observation=Sampler(middle=0.6),
+    )
+    assert Planner(model, search=search).search == search
+    discrete = replace(model, tokenizer=replace(model.tokenizer, action_dimensions=(Dimension("action", 8),)))
+    nucleus = replace(search, action=Sampler(temperature=0.5, nucleus=0.3), first_action=Sampler(nucleus=0.7))
+    assert Planner(discrete, search=search).search == nucleus
+    plain = SearchConfig(action=Sampler(top_k=3), first_action=None)
+    assert Planner(discrete, search=plain).search == plain
+
+
+def test_the_middle_of_categories_keeps_the_most_likely_ones_wherever_they_are() -> None:
+    model = make_model(rewards=True, goal=False)
+    discrete = replace(model, tokenizer=replace(model.tokenizer, action_dimensions=(Dimension("action", 8),)))
+    logits = torch.tensor([0.42, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02, 0.46]).log()
+    kept = [filtered(Planner(each).search.action, logits).isfinite().tolist() for each in (model, discrete)]
+    assert kept[0] == [True] * 8  # from the 30th to the 70th percentile
+    assert kept[1] == [False] * 7 + [True]  # the most likely one holds 0.4 of the mass
 
 
 @pytest.mark.parametrize(

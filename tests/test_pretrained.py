@@ -20,7 +20,7 @@ from trajectory_transformer.pretrained import find_model, read_search, shipped_m
 
 ROOT = Path(__file__).parent.parent
 FLAGS = ["--search.beam_width", "3", "--search.horizon", "2", "--search.action.top_k", "2"]
-SEARCH = SearchConfig(beam_width=3, horizon=2, action=Sampler(nucleus=0.4, top_k=2))
+SEARCH = SearchConfig(beam_width=3, horizon=2, action=Sampler(top_k=2))
 
 
 @pytest.fixture(scope="module")

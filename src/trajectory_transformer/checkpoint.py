@@ -190,7 +190,7 @@ def token_config_from(stored: Mapping[str, Any]) -> TokenConfig:
         for name in ("bin_value", "final_observation", "max_episode_steps"):
             known.pop(name)
         known["authors_conventions"] = loss_mask == "input"
-    return TokenConfig(**{**known, "goal_dims": tuple(known["goal_dims"])})
+    return TokenConfig(**{"truncated": "stop", **known, "goal_dims": tuple(known["goal_dims"])})
 
 
 def model_config_from(stored: Mapping[str, Any]) -> ModelConfig:

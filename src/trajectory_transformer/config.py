@@ -46,7 +46,7 @@ class TokenConfig:
     """Whether the return-to-go of a step includes the step's own reward (as in the paper) or not (as in its code)."""
     termination_penalty: float | None = None
     """Replaces the reward of a step that terminated the task; null keeps rewards as recorded."""
-    truncated: Literal["stop", "continue"] = "stop"
+    truncated: Literal["stop", "continue"] = "continue"
     """Return-to-go after a truncated episode: nothing more, or the episode's mean reward forever."""
     authors_conventions: bool = False
     """Follow the authors' code in details: bins decode to midpoints, final states are left out, no window starts at the
@@ -65,7 +65,7 @@ class TokenConfig:
         require(0.0 <= self.discount <= 1.0, "tokens.discount must lie in [0, 1]", self.discount)
         require(
             self.truncated == "stop" or self.discount < 1.0,
-            "tokens.truncated continue needs a tokens.discount below 1",
+            "tokens.truncated continue needs a tokens.discount below 1 (set tokens.truncated stop for a discount of 1)",
             self.discount,
         )
         require(min(self.goal_dims, default=0) >= 0, "tokens.goal_dims must not be negative", self.goal_dims)
@@ -83,7 +83,7 @@ class ModelConfig:
     """Attention heads per block."""
     width: int = 128
     """Size of each token's hidden state."""
-    dropout: float = 0.1
+    dropout: float = 0.0
     """Dropout probability in embeddings, attention and residual branches during training."""
     map_channels: int = 32
     """Channels of the convolutional encoder for maps, if the episodes have maps; 0 ignores the maps."""
@@ -104,12 +104,12 @@ class TrainConfig:
     """What training computes."""
 
     epochs: float | None = None
-    """Passes over all windows of the dataset; null: 50, unless steps are given."""
+    """Passes over all windows of the dataset; null: 2, but at least 2,000 steps, unless steps are given."""
     steps: int | None = None
     """Optimizer steps, instead of epochs."""
     batch_size: int = 256
     """Windows per step."""
-    learning_rate: float = 6e-4
+    learning_rate: float = 4e-3
     """Peak learning rate; it decays with one cosine."""
     warmup_steps: int | None = None
     """Steps of linear warm-up; null: one pass over the data, at most a tenth of the run."""
@@ -163,8 +163,8 @@ class Sampler:
     nucleus: float | None = None
     """Sample from the most likely tokens that hold this share of the probability mass; null for all."""
     middle: float | None = None
-    """Sample from the bins around the median that hold this share of the mass; replaces top_k and nucleus. For
-    continuous values that were clipped at their limits."""
+    """Sample from the bins around the median that hold this share of the mass; replaces top_k and nucleus. Categories
+    have no order: actions with categories are sampled from a nucleus of the same share instead."""
 
     def __post_init__(self) -> None:
         """Refuse a distribution that could not be sampled."""
@@ -200,10 +200,10 @@ class SearchConfig:
     """Transitions the model attends to while planning; older ones slide out. null: as many as in training."""
     expansion: int = 2
     """Actions sampled for each candidate when planning for return."""
-    action: Sampler = field(default_factory=lambda: Sampler(nucleus=0.4))
+    action: Sampler = field(default_factory=lambda: Sampler(middle=0.4))
     """How actions are sampled."""
-    first_action: Sampler | None = None
-    """How the first action of an episode is sampled; null: like all others."""
+    first_action: Sampler | None = field(default_factory=Sampler)
+    """How the first action of an episode is sampled; null, or without a context: like all others."""
     observation: Sampler = field(default_factory=lambda: Sampler(top_k=1))
     """How states are sampled; top_k 1 predicts the most likely state."""
     reward: Sampler = field(default_factory=lambda: Sampler(top_k=1))
@@ -297,11 +297,14 @@ PresetName = Literal[
 
 def _reference(epochs: int = 50, **search: object) -> Preset:
     """The recipe of the authors' released code, with a task's own epochs and search settings."""
-    plain = SearchConfig(beam_width=128, horizon=15, context=4, window=5)
+    plain = SearchConfig(
+        beam_width=128, horizon=15, context=4, window=5, action=Sampler(nucleus=0.4), first_action=None
+    )
     return Preset(
-        tokens=TokenConfig(termination_penalty=-100.0, authors_conventions=True),
+        tokens=TokenConfig(termination_penalty=-100.0, truncated="stop", authors_conventions=True),
+        model=ModelConfig(dropout=0.1),
         # An epoch is a million windows, whatever the size of the dataset.
-        train=TrainConfig(steps=epochs * 1_000_000 // 256),
+        train=TrainConfig(steps=epochs * 1_000_000 // 256, learning_rate=6e-4),
         search=replace(plain, **search),  # type: ignore[arg-type]
     )
 
@@ -314,9 +317,10 @@ PRESETS: dict[PresetName, Preset] = {
         train=TrainConfig(steps=3000, batch_size=64, learning_rate=2e-3),
     ),
     "paper": Preset(
-        tokens=TokenConfig(value_includes_reward=True),
+        tokens=TokenConfig(value_includes_reward=True, truncated="stop"),
+        model=ModelConfig(dropout=0.1),
         train=TrainConfig(epochs=80, learning_rate=2.5e-4, warmup_steps=2000, optimizer="adam", action_weight=1.0),
-        search=SearchConfig(beam_width=256, horizon=15, context=5, action=Sampler(top_k=20)),
+        search=SearchConfig(beam_width=256, horizon=15, context=5, action=Sampler(top_k=20), first_action=None),
     ),
     "reference": _reference(),
     # Tasks with settings of their own in the authors' code.

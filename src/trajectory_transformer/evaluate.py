@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trajectory_transformer.config import FIRST_SEED, SearchConfig, require
+from trajectory_transformer.config import FIRST_SEED, require
 from trajectory_transformer.data.episode import Episode, Metadata
 from trajectory_transformer.data.scores import References, normalized_score, references_of
 from trajectory_transformer.data.spaces import action_leaf
@@ -69,7 +69,7 @@ def evaluate(
             if space_dims(envs)[1] and not planner.model.layout.goal_dim:
                 log.warning("the environment has goals, but the model was trained without tokens.goal_dims: not used")
             if any(action_leaf(envs.single_action_space).categories):
-                _refuse_medians(planner.search, env_id)
+                _refuse_medians(planner, env_id)
         elif isinstance(planner, TrainedPolicy):
             check_dims(planner.dims, env_id, space_dims(envs))
         played = rollout(envs, policy, num_episodes=episodes, seed=seed, on_episode=on_episode)
@@ -117,13 +117,17 @@ def environment_of(
     return env_id, options
 
 
-def _refuse_medians(config: SearchConfig, env_id: str) -> None:
+def _refuse_medians(planner: Planner, env_id: str) -> None:
     """Categories have no order, so they have no median."""
     actions = f"the actions of {env_id} are categories"
-    if config.imitate == "median":
+    if planner.search.imitate == "median":
         raise ValueError(f"search.imitate median is for continuous actions, {actions}: use mode")
-    if config.action.middle is not None:
-        raise ValueError(f"search.action.middle is for continuous actions, {actions}: leave it at null")
+    if planner.objective is not None and planner.search.action.middle is not None:
+        # A planner whose model knows of categories has replaced it.
+        raise ValueError(
+            f"search.action.middle is for continuous actions, {actions}, which the training data does not say: use "
+            "--search.action.nucleus 0.4"
+        )
 
 
 def episode_metrics(episodes: Sequence[Episode], references: References | None = None) -> dict[str, float]:

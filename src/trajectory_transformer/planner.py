@@ -5,7 +5,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trajectory_transformer.config import SearchConfig
+from trajectory_transformer.config import Sampler, SearchConfig
 from trajectory_transformer.data.episode import FloatArray, MapArray
 from trajectory_transformer.data.values import Observation, action_of, split_observation, vector
 from trajectory_transformer.gpu.backends import prepare_search
@@ -53,6 +53,32 @@ def default_kind(model: TrajectoryModel) -> PlanKind:
     return "return" if model.layout.rewards else "imitate"
 
 
+def suited_search(search: SearchConfig, model: TrajectoryModel) -> SearchConfig:
+    """The same settings where they suit a model.
+
+    Categories have no order, so actions with categories are sampled from a nucleus instead of the middle. Without a
+    past, nothing tells where an episode begins, so its first action is sampled like all others.
+    """
+    action, first_action = search.action, search.first_action
+    if max_past(search, model) < 1:
+        first_action = None
+    if any(dimension.categories for dimension in model.tokenizer.action_dimensions):
+        action = _nucleus_for_middle(action)
+        first_action = None if first_action is None else _nucleus_for_middle(first_action)
+    return replace(search, action=action, first_action=first_action)
+
+
+def _nucleus_for_middle(sampler: Sampler) -> Sampler:
+    if sampler.middle is None:
+        return sampler
+    return Sampler(temperature=sampler.temperature, nucleus=sampler.middle)
+
+
+def max_past(search: SearchConfig, model: TrajectoryModel) -> int:
+    """Past transitions in a prompt, at most; the current transition needs a place in the window too."""
+    return min(search.context, (search.window or model.gpt.config.window) - 1)
+
+
 class Planner:
     """Turns a trained model into a controller.
 
@@ -82,7 +108,7 @@ class Planner:
         ends with the best plan so far. Searches are timed here first.
         """
         self.model = model if isinstance(model, TrajectoryModel) else TrajectoryModel.load(model)
-        self.search = search or SearchConfig()
+        self.search = suited_search(search or SearchConfig(), self.model)
         self.seed = seed
         self.on_plan = on_plan
         if objective is not None and (kind is not None or discount is not None):
@@ -208,7 +234,7 @@ class Planner:
         if self.deadline is None:
             return
         layout, wanted = self.model.layout, self.deadline.seconds
-        length = layout.length(min(self.search.context, (self.search.window or self.model.gpt.config.window) - 1))
+        length = layout.length(max_past(self.search, self.model))
         prompts = np.zeros((1, length + layout.observation_dim), np.int64)
         embedding = None
         if layout.map_shape:
@@ -245,14 +271,7 @@ class PlanningPolicy:
         """Start without a past."""
         self._planner = planner
         self._tokenizer = planner.model.tokenizer
-        config, trained = planner.search, planner.model.gpt.config.window
-        window = trained if config.window is None else config.window
-        self._max_past = min(config.context, window - 1)  # the current transition needs a place too
-        if config.first_action is not None and self._max_past < 1:
-            raise ValueError(
-                "search.first_action needs a past that tells where an episode begins, got a search.context of "
-                f"{config.context} in a window of {window}"
-            )
+        self._max_past = max_past(planner.search, planner.model)
         self.plan_seconds: deque[float] = deque(maxlen=MAX_TIMES)  # times of the last searches
         self.num_plans = 0
         self.num_shortened = 0  # of them, those that the deadline made narrower or shorter

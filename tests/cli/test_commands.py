@@ -404,9 +404,9 @@ def test_models_with_maps_need_maps_of_the_same_shape(
     assert code == 0, text
     result = json.loads(Path("run/evaluation.json").read_text())
     assert "--env_options" in result["command"]
-    for setting, value, cure in (("imitate", "median", "use mode"), ("action.middle", 0.4, "leave it at null")):
-        message = rf"search\.{setting} .*is for continuous actions, the actions of .* are categories: {cure}"
-        refused(message, "evaluate", "run", f"--search.{setting}", value, "--out", "m.json")
+    message = r"search\.imitate median is for continuous actions, the actions of .* are categories: use mode"
+    refused(message, "evaluate", "run", "--search.imitate", "median", "--out", "m.json")
+    assert result["settings"]["search"]["action"] == {"temperature": 1.0, "top_k": None, "nucleus": 0.4, "middle": None}
     assert result["training"]["command"].startswith("tt train maps.npz --out run --preset default --tokens.num_bins 9")
     refused(
         r"does not fit the model: it has a map of shape \(2, 25, 25\)",

@@ -218,7 +218,34 @@ def test_presets_give_defaults_that_flags_override(tmp_path: Path) -> None:
     path = tmp_path / "paper.yaml"
     path.write_text("preset: paper\nsearch: {horizon: 3}\n")
     assert evaluated("--config", str(path)) == evaluated(f"--config={path}") == dataclasses.replace(paper, horizon=3)
-    assert evaluated("--config", str(path), "--preset", "default").action == Sampler(nucleus=0.4)
+    assert evaluated("--config", str(path), "--preset", "default").action == Sampler(middle=0.4)
+
+
+def test_a_filter_that_is_given_replaces_the_default_middle(tmp_path: Path) -> None:
+    nucleus, path = Sampler(nucleus=0.8), tmp_path / "filter.yaml"
+    assert evaluated().action == evaluated("--preset", "default").action == Sampler(middle=0.4)
+    assert evaluated("--search.action.nucleus", "0.8").action == nucleus
+    assert evaluated("--preset", "default", "--search.action.nucleus=0.8").action == nucleus
+    assert evaluated("--search.action", "{nucleus: 0.8}").action == nucleus
+    assert evaluated("--search", "{action: {top_k: 3}}").action == Sampler(top_k=3)
+    path.write_text("search: {action: {nucleus: 0.8}}")
+    assert evaluated("--config", str(path)).action == nucleus
+    path.write_text("{nucleus: 0.8}")
+    assert evaluated("--search.action", str(path)).action == nucleus
+    both = evaluated("--search.action.nucleus", "0.8", "--search.action.middle", "0.4")
+    assert both.action == Sampler(nucleus=0.8, middle=0.4)
+    line = command_line("evaluate", Evaluate(run="run", search=both))
+    assert line == "tt evaluate run --search.action.nucleus 0.8 --search.action.middle 0.4"
+    assert evaluated("--search.action.temperature", "0.5").action == Sampler(temperature=0.5, middle=0.4)
+
+
+def test_the_first_action_may_be_sampled_like_all_others() -> None:
+    assert evaluated().first_action == evaluated("--preset", "small").first_action == Sampler()
+    assert evaluated("--search.first_action", "null").first_action is None
+    assert evaluated("--preset", "default", "--search.first_action", "null").first_action is None
+    assert evaluated("--preset", "reference").first_action is None
+    command = Evaluate(run="run", search=SearchConfig(first_action=None))
+    assert command_line("evaluate", command) == "tt evaluate run --search.first_action null"
 
 
 def test_config_files_set_nested_samplers(tmp_path: Path) -> None:

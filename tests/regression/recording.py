@@ -62,12 +62,12 @@ def dataset(kind: str) -> Dataset:
 
 
 TOKENS = {
-    "reward": TokenConfig(num_bins=20),
+    "reward": TokenConfig(num_bins=20, truncated="stop"),
     "goal": TokenConfig(num_bins=20, goal_dims=(2, 0), rewards=False),
-    "discrete": TokenConfig(num_bins=12, discretizer="uniform"),
+    "discrete": TokenConfig(num_bins=12, discretizer="uniform", truncated="stop"),
     "map": TokenConfig(num_bins=SIZE + 1, goal_dims=(0, 1), rewards=False),
     # The authors' conventions.
-    "reference": TokenConfig(num_bins=20, termination_penalty=-100.0, authors_conventions=True),
+    "reference": TokenConfig(num_bins=20, termination_penalty=-100.0, truncated="stop", authors_conventions=True),
     # The paper's return-to-go, and returns that go on after a recording's end.
     "paper": TokenConfig(num_bins=20, value_includes_reward=True, truncated="continue"),
 }
@@ -95,7 +95,7 @@ def trained(name: str, device: torch.device) -> tuple[TrajectoryModel, list[floa
     return model, losses
 
 
-BASE = SearchConfig(beam_width=8, horizon=4, context=3)
+BASE = SearchConfig(beam_width=8, horizon=4, context=3, action=Sampler(nucleus=0.4), first_action=None)
 # Name: layout it is for, planned for return or not, changes of the search.
 SEARCHES: dict[str, tuple[str, bool, dict[str, object]]] = {
     "return": ("reward", True, {}),

@@ -1,5 +1,6 @@
 """Summaries of datasets: discounts that rank episodes differently from returns, actions at their limits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,9 @@ def hares_and_tortoises(more: int = 0) -> Dataset:
 
 def test_low_discounts_rank_episodes_differently_and_high_discounts_do_not() -> None:
     dataset = hares_and_tortoises()
-    agreements = [discount_agreement(dataset, TokenConfig(discount=discount)) for discount in (0.9, 0.99, 1.0)]
+    agreements = [
+        discount_agreement(dataset, TokenConfig(discount=discount, truncated="stop")) for discount in (0.9, 0.99, 1.0)
+    ]
     assert agreements[0] is not None and agreements[0] < -0.9
     assert agreements[1] is not None and agreements[1] > 0.9
     assert agreements[2] == pytest.approx(1.0)
@@ -44,8 +47,8 @@ def test_low_discounts_rank_episodes_differently_and_high_discounts_do_not() -> 
 def test_agreement_uses_the_rewards_that_the_model_learns() -> None:
     # At a discount of 0.97 the result depends on the end: a penalty, or rewards after the time limit.
     dataset = hares_and_tortoises()
-    plain = TokenConfig(discount=0.97)
-    known = [discount_agreement(dataset, each) for each in (plain, TokenConfig(discount=0.97, termination_penalty=-50))]
+    plain = TokenConfig(discount=0.97, truncated="stop")
+    known = [discount_agreement(dataset, each) for each in (plain, replace(plain, termination_penalty=-50))]
     going_on = discount_agreement(dataset, TokenConfig(discount=0.97, truncated="continue"))
     assert None not in known and going_on is not None
     earned = [episode.total_reward for episode in dataset]
@@ -98,7 +101,7 @@ def test_actions_at_their_limits_are_noted(tmp_path: Path, capsys: pytest.Captur
         episode = Episode(observations, actions[:, first:].astype(np.float32), None, terminated=False)
         save_npz(Dataset((episode,)), tmp_path / "x.npz")
         assert main(["data", "show", str(tmp_path / "x.npz"), "--tokens.rewards", "false"]) == 0
-        assert ("--search.action.middle 0.4" in capsys.readouterr().out) == said
+        assert ("search.action.middle, which is the default" in capsys.readouterr().out) == said
 
 
 def test_data_show_and_train_print_the_advice(

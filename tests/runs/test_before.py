@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trajectory_transformer import TrajectoryModel
+from trajectory_transformer import TokenConfig, TrainConfig, TrajectoryModel
 from trajectory_transformer.cli import main
 from trajectory_transformer.runs.settings import RunSettings
 from trajectory_transformer.tokens.shards import open_shards
@@ -55,6 +55,14 @@ def test_settings_of_an_old_run_are_read_under_their_new_names(stopped: Path) ->
     assert settings.train.backend == "eager"
     assert (settings.tokens.termination_penalty, settings.tokens.authors_conventions) == (-5.0, False)
     assert settings.model.map_channels == 32
+
+
+def test_a_run_that_stored_no_length_has_50_epochs_and_returns_that_stop(tmp_path: Path) -> None:
+    RunSettings(train=TrainConfig(learning_rate=6e-4)).write(tmp_path)
+    edit(tmp_path, lambda stored: stored["tokens"].pop("truncated"))
+    settings = RunSettings.read(tmp_path)
+    assert settings.train == TrainConfig(learning_rate=6e-4, epochs=50.0)
+    assert settings.tokens == TokenConfig(truncated="stop")
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,19 @@ def test_resume_starts_a_run_that_does_not_exist_and_returns_a_finished_one(data
     assert seen == [] and Path("run/training.json").read_text() == written
 
 
+def test_a_run_of_the_usual_length_stores_its_steps_and_resumes(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trajectory_transformer.training.optim.DEFAULT_EPOCHS", 0.1)
+    monkeypatch.setattr("trajectory_transformer.training.optim.MIN_STEPS", 14)
+    usual = TrainConfig(batch_size=4)
+    model = run(data, train=usual, out="run")
+    stored = json.loads(Path("run/run.json").read_text())["train"]
+    assert (stored["steps"], stored["epochs"]) == (14, None)
+    assert same(model, "run") and same(run(data, train=replace(usual, steps=14)), "run")
+    assert same(run(data, train=usual, out="run", resume=True), "run")
+    with pytest.raises(ValueError, match="run was started with other settings"):
+        run(data, train=replace(usual, batch_size=5), out="run", resume=True)
+
+
 def test_resume_refuses_other_data_and_other_settings(data: str, tiny_dataset: Dataset) -> None:
     run(data, out="run")
     weights = load_file("run/weights.safetensors")

@@ -30,7 +30,13 @@ def lottery_model() -> TrajectoryModel:
     dataset = Dataset(tuple(episodes), {}, (), (Dimension("action", 2),))
     sizes = ModelConfig(window=2, num_layers=1, num_heads=2, width=32, dropout=0.0)
     settings = TrainConfig(steps=300, batch_size=40, learning_rate=1e-2)
-    return train(dataset, tokens=TokenConfig(num_bins=12, discount=1.0), model=sizes, train=settings, device="cpu")
+    return train(
+        dataset,
+        tokens=TokenConfig(num_bins=12, discount=1.0, truncated="stop"),
+        model=sizes,
+        train=settings,
+        device="cpu",
+    )
 
 
 def first_choice(decoder: Decoder, reward: Sampler) -> tuple[int, float]:

@@ -223,6 +223,7 @@ def test_windows_equal_a_plain_loop_over_episodes(
         rewards=rewards,
         goal_dims=(dims[0] - 1,) if goal else (),
         termination_penalty=penalty,
+        truncated="stop",
         authors_conventions=True,
     )
     # Without final states, no window starts at the last step.

@@ -57,7 +57,8 @@ def test_no_warm_up_starts_at_the_peak() -> None:
         (TrainConfig(steps=7), 1000, 7),
         (TrainConfig(epochs=2, batch_size=10), 100, 20),
         (TrainConfig(epochs=0.5, batch_size=10), 100, 5),
-        (TrainConfig(batch_size=10), 100, 500),  # 50 epochs by default
+        (TrainConfig(batch_size=10), 20_000, 4000),  # two passes by default
+        (TrainConfig(batch_size=10), 100, 2000),  # but at least 2,000 steps
         (TrainConfig(epochs=1, batch_size=256), 3, 1),  # at least one
     ],
 )

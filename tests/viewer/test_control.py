@@ -1,5 +1,6 @@
 """The episode of the Control tab is the episode of an evaluation, step by step."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,15 +65,25 @@ def test_replanning_does_not_move_the_agent_and_settings_change_the_plan(rooms_r
 
 def test_a_filter_and_a_seed_change_sampled_plans(pendulum_run: Path) -> None:
     model = TrajectoryModel.load(pendulum_run)
-    planner = Planner(model, search=SearchConfig(beam_width=6, horizon=2, context=1, action=Sampler(nucleus=0.9)))
+    planner = Planner(
+        model, search=SearchConfig(beam_width=6, horizon=2, context=1, action=Sampler(nucleus=0.9), first_action=None)
+    )
     control = Control(make_control_env(model), planner)
     first = control.plan
     control.replan(with_search(planner, seed=1))
     assert not np.array_equal(control.plan.tokens, first.tokens)
-    control.replan(with_search(planner, nucleus=0.05))
+    control.replan(with_search(planner, share=0.05))
     assert len(np.unique(control.plan.tokens[:, 0])) == 1  # a narrow filter keeps the most likely action
     control.replan(planner)
     np.testing.assert_array_equal(control.plan.tokens, first.tokens)
+
+
+def test_the_share_is_that_of_the_filter_in_use(pendulum_run: Path) -> None:
+    planner = Planner(TrajectoryModel.load(pendulum_run), search=SearchConfig(beam_width=2, horizon=1, context=1))
+    assert with_search(planner, share=0.2).search.action == Sampler(middle=0.2)
+    nucleus = with_search(planner, action=Sampler(nucleus=0.9))
+    assert with_search(nucleus, share=0.2).search.action == Sampler(nucleus=0.2)
+    assert with_search(planner, beam_width=3).search == replace(planner.search, beam_width=3)
 
 
 def test_nothing_happens_after_the_end(rooms_run: Path) -> None:

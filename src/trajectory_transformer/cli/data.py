@@ -115,7 +115,7 @@ class Show(DataFlags):
         if any(each.clipped for each in rows):
             console.print(
                 "  many actions are at their limits: if noise was clipped there, limits are more likely than intended. "
-                "Try --search.action.middle 0.4 to plan for return, --search.imitate median to imitate"
+                "Plan for return with search.action.middle, which is the default; imitate with --search.imitate median"
             )
         if self.plot is not None:
             self.plot.parent.mkdir(parents=True, exist_ok=True)

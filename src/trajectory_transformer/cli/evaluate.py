@@ -178,7 +178,7 @@ class Evaluate:
                 what=kind,
                 policy=f"planner, {kind}" + (f" by the Q function of {self.q}" if self.q else ""),
                 device=model.device,
-                settings={"plan": kind, "num_envs": self.num_envs, "search": asdict(self.search), **guide},
+                settings={"plan": kind, "num_envs": self.num_envs, "search": asdict(planner.search), **guide},
             )
             if self.trace is not None:
                 save_traces(self.trace, traces, model.tokenizer)

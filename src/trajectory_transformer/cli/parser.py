@@ -22,7 +22,7 @@ from jsonargparse import (
 )
 
 from trajectory_transformer.cli.terminal import printable
-from trajectory_transformer.config import PRESETS, dotted
+from trajectory_transformer.config import PRESETS, Sampler, dotted
 from trajectory_transformer.files import parse_yaml, read_yaml
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -159,21 +159,27 @@ def _parse(command_name: str, command: type[Command], words: Sequence[str], pres
         group._group_actions.sort(key=lambda action: action.dest.partition(".")[0] not in own)
         if group.title == (command.__doc__ or "").rstrip("."):
             group.title = "flags"  # the description says the rest
+    for flag, value in _flags(words):
+        if (flag == "--config" or flag[2:] in _groups(command)) and Path(value).is_file():
+            _check_settings(Path(value))
     presets = {str(known): preset for known, preset in PRESETS.items()}
     preset = presets.get(preset_name or "")
+    own_groups = {field.name for field in fields(command)} & set(_PRESET_GROUPS)
+    defaults: dict[str, Any] = {}
     if preset is not None:
-        chosen = asdict(preset)
-        groups = {field.name for field in fields(command)} & set(_PRESET_GROUPS)
-        defaults = {f"{group}.{key}": value for group in groups for key, value in dotted(chosen[group]).items()}
+        for own_group in own_groups:
+            defaults |= _defaults(own_group, getattr(preset, own_group))
         flags = {word.partition("=")[0] for word in words}
         # Steps and epochs exclude each other, so a flag for one replaces the other in the preset.
         for flag, excluded in (("--train.steps", "train.epochs"), ("--train.epochs", "train.steps")):
             if flag in flags and excluded in defaults:
                 defaults[excluded] = None
-        parser.set_defaults(defaults)
-    for flag, value in _flags(words):
-        if (flag == "--config" or flag[2:] in _groups(command)) and Path(value).is_file():
-            _check_settings(Path(value))
+    if "search" in own_groups:
+        # A middle replaces the other filters, so a filter that is given replaces a middle that is not.
+        given = _given(command, words)
+        if {"search.action.nucleus", "search.action.top_k"} & given and "search.action.middle" not in given:
+            defaults["search.action.middle"] = None
+    parser.set_defaults(defaults)
     parsed = parser.parse_args(list(words))
     for name in _groups(command):
         if parsed.get(name) is None:
@@ -193,6 +199,33 @@ def _parse(command_name: str, command: type[Command], words: Sequence[str], pres
     for path in parser.files:
         _refuse_code(path, made)
     return made
+
+
+def _defaults(name: str, value: Any) -> dict[str, Any]:
+    """Defaults of the flags of a group of settings; a group within it that may be null has a single flag."""
+    if not is_dataclass(value):
+        return {name: value}
+    hints = get_type_hints(type(value))
+    found: dict[str, Any] = {}
+    for field in fields(value):
+        key, inner = f"{name}.{field.name}", getattr(value, field.name)
+        found |= {key: inner} if type(None) in get_args(hints[field.name]) else _defaults(key, inner)
+    return found
+
+
+def _given(command: type[Command], words: Sequence[str]) -> set[str]:
+    """Dotted names of the settings that flags and files give."""
+    names = {word.partition("=")[0].removeprefix("--") for word in words}
+    prefixes = {"--config": ""} | {f"--{group}": f"{group}." for group in _groups(command)}
+    for flag, value in _flags(words):
+        if flag not in prefixes:
+            continue
+        try:
+            settings = read_yaml(Path(value)) if Path(value).is_file() else _load_settings(value)
+        except (yaml.YAMLError, ValueError):
+            continue  # the parser reports it
+        names |= {prefixes[flag] + key for key in dotted(settings)} if isinstance(settings, dict) else set()
+    return names
 
 
 def _in_files(files: Sequence[Path]) -> str:
@@ -249,6 +282,8 @@ def _refuse_code(path: Path, command: Command) -> None:
 def _groups(settings: type[Any], prefix: str = "") -> Iterator[str]:
     """Dotted names of the groups of settings that always have a value."""
     for field in fields(settings):
+        if type(None) in get_args(get_type_hints(settings)[field.name]):
+            continue
         if callable(field.default_factory) and is_dataclass(value := field.default_factory()):
             yield prefix + field.name
             yield from _groups(type(value), f"{prefix}{field.name}.")
@@ -284,11 +319,15 @@ def changed_flags(command: Command, *, leave_out: Sequence[str] = (), **replaced
 def _changed(name: str, value: object, default: object) -> list[str]:
     """The flags that turn a default into a value."""
     if is_dataclass(value) and type(value) is type(default):
-        return [
+        words = [
             word
             for field in fields(value)
             for word in _changed(f"{name}.{field.name}", getattr(value, field.name), getattr(default, field.name))
         ]
+        # Another filter alone would replace a middle that is the default.
+        if isinstance(value, Sampler) and words and value.middle is not None and f"--{name}.middle" not in words:
+            words += [f"--{name}.middle", _text(value.middle)]
+        return words
     if value == default:
         return []
     if is_dataclass(value) and not isinstance(value, type):

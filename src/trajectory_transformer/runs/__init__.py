@@ -105,6 +105,8 @@ def train(
     folder = None if out is None else Path(out)
     if resume and folder is not None and (folder / RUN).is_file():
         stored = RunSettings.read(folder)
+        if train is not None and train.steps is None and train.epochs is None:
+            train = replace(train, steps=stored.train.steps, epochs=stored.train.epochs)
         longer = None if train is None else replace(stored.train, steps=train.steps, epochs=train.epochs)
         if longer == stored.train or longer != train:
             longer = None
@@ -446,7 +448,7 @@ def _make_trainer(
 
 
 def _described(settings: RunSettings, trainer: Trainer, dataset: Dataset | None) -> RunSettings:
-    """Settings for `run.json`: absolute paths, and what identifies the data."""
+    """Settings for `run.json`: absolute paths, what identifies the data, and the number of steps if none was given."""
     name, source, shards = settings.dataset, None, None
     init = None if settings.init is None else str(Path(settings.init).resolve())
     if name is not None:
@@ -458,8 +460,10 @@ def _described(settings: RunSettings, trainer: Trainer, dataset: Dataset | None)
         source = identity(settings.dataset, settings.columns)
     elif dataset is not None:
         source = identity(dataset)
-    tokens = trainer.model.tokenizer.config
-    return replace(settings, dataset=name, shards=shards, source=source, init=init, tokens=tokens)
+    tokens, train = trainer.model.tokenizer.config, settings.train
+    if train.steps is None and train.epochs is None:
+        train = replace(train, steps=trainer.total_steps)
+    return replace(settings, dataset=name, shards=shards, source=source, init=init, tokens=tokens, train=train)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,13 @@ class RunSettings:
                 known["columns"] = parse_columns(known["columns"], str(folder / RUN), complete=False)
             known["tokens"] = token_config_from(known["tokens"])
             known["model"] = model_config_from(known["model"])
-            known["train"] = TrainConfig(**known["train"])
+            known["train"] = _with_length(TrainConfig(**known["train"]))
             return cls(**known)
+
+
+def _with_length(train: TrainConfig) -> TrainConfig:
+    """The same settings with a number of steps or epochs; runs that stored neither had 50 epochs."""
+    return replace(train, epochs=50.0) if train.steps is None and train.epochs is None else train
 
 
 def _upgraded(stored: Mapping[str, Any]) -> dict[str, Any] | None:

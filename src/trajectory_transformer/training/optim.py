@@ -12,7 +12,8 @@ from trajectory_transformer.model.gpt import GPT
 
 GRAD_CLIP = 1.0
 """Largest gradient norm."""
-DEFAULT_EPOCHS = 50.0
+DEFAULT_EPOCHS, MIN_STEPS = 2.0, 2000
+"""Length of a run for which neither epochs nor steps are given: this many passes, but at least so many steps."""
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -72,8 +73,8 @@ def total_steps(config: TrainConfig, num_windows: int) -> int:
     """Optimizer steps of a run over this many windows."""
     if config.steps is not None:
         return config.steps
-    epochs = DEFAULT_EPOCHS if config.epochs is None else config.epochs
-    return max(1, round(epochs * num_windows / config.batch_size))
+    epochs, least = (DEFAULT_EPOCHS, MIN_STEPS) if config.epochs is None else (config.epochs, 1)
+    return max(least, round(epochs * num_windows / config.batch_size))
 
 
 def warmup_steps(config: TrainConfig, num_windows: int) -> int:

@@ -162,12 +162,17 @@ class Control:
 
 
 def with_search(planner: Planner, **changes: Any) -> Planner:
-    """The same planner with other search settings, or another seed; `nucleus` is that of the actions."""
+    """The same planner with other search settings, or another seed.
+
+    `share` is that of the mass which actions are sampled from: their `middle` if the planner uses it, else a nucleus.
+    """
     seed = changes.pop("seed", planner.seed)
-    nucleus: float | None = changes.pop("nucleus", None)
+    share: float | None = changes.pop("share", None)
     search: SearchConfig = replace(planner.search, replan_every=1, **changes)
-    if nucleus is not None:
-        search = replace(search, action=Sampler(temperature=search.action.temperature, nucleus=nucleus))
+    if share is not None and search.action.middle is not None:
+        search = replace(search, action=replace(search.action, middle=share))
+    elif share is not None:
+        search = replace(search, action=Sampler(temperature=search.action.temperature, nucleus=share))
     return Planner(planner.model, kind=planner.kind, search=search, seed=seed)
 
 

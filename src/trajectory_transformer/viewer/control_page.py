@@ -47,10 +47,11 @@ class ControlPage:
         options = {"min_width": 150, "max_width": 260, "sizing_mode": "stretch_width"}
         self.beam = Slider(title="Beam width", start=1, end=64, step=1, value=search.beam_width, name="beam", **options)
         self.horizon = Slider(title="Horizon", start=1, end=15, step=1, value=search.horizon, name="horizon", **options)
-        nucleus = search.action.nucleus or 1.0
+        kind = "nucleus" if search.action.middle is None else "middle"
+        share = search.action.middle or search.action.nucleus or 1.0
         self.filter = Slider(
-            title="Action filter (nucleus)" if samples else "Filter (return only)",
-            start=0.05, end=1.0, step=0.05, value=nucleus, disabled=not samples, name="filter", **options,
+            title=f"Action filter ({kind})" if samples else "Filter (return only)",
+            start=0.05, end=1.0, step=0.05, value=share, disabled=not samples, name="filter", **options,
         )  # fmt: skip
         for slider in (self.beam, self.horizon, self.filter):
             slider.on_change("value_throttled", lambda attribute, old, new: self._replan())
@@ -105,7 +106,7 @@ class ControlPage:
     def _replan(self, other_noise: bool = False) -> None:
         changes: dict[str, Any] = {"beam_width": int(self.beam.value), "horizon": int(self.horizon.value)}
         if not self.filter.disabled:
-            changes["nucleus"] = float(self.filter.value)
+            changes["share"] = float(self.filter.value)
         if other_noise:
             changes["seed"] = self.control.planner.seed + 1
         self._work("replan", lambda: self.control.replan(with_search(self.control.planner, **changes)))
