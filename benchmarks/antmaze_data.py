@@ -7,14 +7,13 @@ Writes DIR/antmaze-<task>.npz, and DIR/<task>.json with the share of episodes th
 can be imitated), and of those that end with the ant on its back (`flipped_rate`). Files that exist are kept.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.paper.locomotion_data import make_dataset, mean_by_policy
+from benchmarks.paper.locomotion_data import data_parser, make_dataset, mean_by_policy
 from trajectory_transformer.data.episode import Episode, load_npz
 from trajectory_transformer.envs.ant_maze import AntMaze
 from trajectory_transformer.files import write_atomically
@@ -50,12 +49,7 @@ def make_facts(task: str, folder: Path) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Collect what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", default=list(TASKS), help="default: all five")
-    parser.add_argument("--policies", type=Path, required=True, help="folder of antgoal.safetensors")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the data, for a trial")
-    options = parser.parse_args(arguments)
+    options = data_parser(__doc__, TASKS).parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     for task in options.tasks:
         make_dataset(f"antmaze-{task}", options.out, options.policies, scale=options.scale)

@@ -1,63 +1,87 @@
 """Add the model of a run folder to the package: `tt evaluate NAME` then finds it by its name.
 
-python benchmarks/ship_model.py runs/demo four-rooms --episodes 100
+    python benchmarks/ship_model.py runs/demo four-rooms --episodes 100
+    python benchmarks/ship_model.py RUN hopper-medium-expert --evaluation RESULT --facts data/hopper-medium-expert.json
 
 Writes bfloat16 weights, description, search settings, an evaluation of just these weights, and the model card to
-src/trajectory_transformer/models/NAME. The search settings are those of `evaluation.json` in the run folder.
+src/trajectory_transformer/models/NAME. The run folder needs a checkpoint; the card also tells what run.json and
+training.json say, as far as they are there, and the facts that locomotion_data.py wrote about the data. The search
+settings are those of an earlier evaluation, if there is one, and of flags of `tt evaluate` that are given here.
 """
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from trajectory_transformer.config import SearchConfig
-from trajectory_transformer.files import write_atomically
-from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.pretrained import CARD, EVALUATION, model_card, read_search, save_pretrained
+from trajectory_transformer.pretrained import EVALUATION, Details, read_details, read_facts, write_model
 
 MODELS = Path(__file__).parents[1] / "src" / "trajectory_transformer" / "models"
 
 
-def ship(run: Path, name: str, *, episodes: int, models: Path, words: list[str]) -> Path:
+def ship(
+    run: Path,
+    name: str,
+    *,
+    episodes: int,
+    models: Path,
+    evaluation: Path | None = None,
+    facts: Path | None = None,
+    words: list[str],
+) -> Path:
     """Write the folder of a model; `words` are more flags of its evaluation, such as --device."""
     folder = models / name
     if folder.exists():
         raise ValueError(f"{folder} exists already; remove it to replace the model")
+    for path in (evaluation, facts):
+        if path is not None and not path.is_file():
+            raise ValueError(f"{path}: no such file")
     with tempfile.TemporaryDirectory() as temporary:
-        rounded = Path(temporary) / name
-        save_pretrained(run, rounded, name=name, half=True)
-        search = read_search(rounded) or SearchConfig()
-        settings = Path(temporary) / "search.yaml"  # JSON is YAML
-        settings.write_text(json.dumps({"search": asdict(search)}))
-        result = Path(temporary) / EVALUATION
-        command = [sys.executable, "-m", "trajectory_transformer", "evaluate", str(rounded), "--config", str(settings)]
+        rounded, settings, result = (Path(temporary) / part for part in (name, "search.yaml", EVALUATION))
+        write_model(run, rounded, Details(), half=True)
+        command = [sys.executable, "-m", "trajectory_transformer", "evaluate", str(rounded)]
+        earlier = read_facts(evaluation or run / EVALUATION)
+        if earlier:
+            settings.write_text(json.dumps({"search": earlier["settings"]["search"]}))  # JSON is YAML
+            command += ["--config", str(settings)]
         command += ["--episodes", str(episodes), "--out", str(result), *words]
         subprocess.run(command, check=True)
-        found = json.loads(result.read_text())
-        # The folder was a temporary one: the model is found by its name.
-        found["command"] = found["command"].replace(str(rounded), name)
-        training = json.loads((run / "training.json").read_text())
-        save_pretrained(run, folder, name=name, search=search, half=True)
-    write_atomically(folder / EVALUATION, (json.dumps(found, indent=2) + "\n").encode())
-    card = model_card(TrajectoryModel.load(folder), name, found, training, half=True)
-    write_atomically(folder / CARD, card.encode())
+        found = read_facts(result)
+    # The folder was a temporary one: the model is found by its name.
+    found["command"] = found["command"].replace(str(rounded), name)
+    known = read_details(run)
+    training, started = portable(known.training), portable(known.settings)
+    if training:
+        found["training"] = {key: training[key] for key in ("command", "commit", "device", "seconds", "metrics")}
+    details = Details(found, training, started, {} if facts is None else read_facts(facts))
+    write_model(run, folder, details, name=name, half=True)
     return folder
+
+
+def portable(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Details whose command keeps the last two parts of absolute paths: the others are of the machine it ran on."""
+    words = shlex.split(details.get("command", ""))
+    words = ["/".join(Path(word).parts[-2:]) if Path(word).is_absolute() else word for word in words]
+    return {**details, **({"command": shlex.join(words)} if words else {})}
 
 
 def main() -> int:
     """Parse flags and write the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="run folder with training.json and evaluation.json")
+    parser.add_argument("run", type=Path, help="run folder, or any folder with a checkpoint")
     parser.add_argument("name", help="name of the model, for example hopper-medium-expert")
     parser.add_argument("--episodes", type=int, default=100, help="episodes of the evaluation in the card")
+    parser.add_argument("--evaluation", type=Path, help="result of tt evaluate; default: evaluation.json in the run")
+    parser.add_argument("--facts", type=Path, help="JSON file of locomotion_data.py about the data, for the card")
     parser.add_argument("--models", type=Path, default=MODELS, help="folder of all models")
     options, words = parser.parse_known_args()
     try:
-        folder = ship(options.run, options.name, episodes=options.episodes, models=options.models, words=words)
+        folder = ship(**vars(options), words=words)
     except (ValueError, OSError, subprocess.CalledProcessError) as error:
         print(f"ship_model.py: error: {error}", file=sys.stderr)
         return 2

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,11 +13,19 @@ import pytest
 import torch
 import yaml
 
-from trajectory_transformer import Planner, TrajectoryModel, from_pretrained, push_to_hub, save_pretrained
+from trajectory_transformer import Planner, TrajectoryModel, from_pretrained, pretrained, push_to_hub, save_pretrained
 from trajectory_transformer.checkpoint import load_checkpoint
 from trajectory_transformer.cli import main
 from trajectory_transformer.config import Sampler, SearchConfig
-from trajectory_transformer.pretrained import find_model, read_search, shipped_models
+from trajectory_transformer.data.episode import Metadata
+from trajectory_transformer.pretrained import (
+    Details,
+    default_episodes,
+    find_model,
+    model_card,
+    read_search,
+    shipped_models,
+)
 
 ROOT = Path(__file__).parent.parent
 FLAGS = ["--search.beam_width", "3", "--search.horizon", "2", "--search.action.top_k", "2"]
@@ -34,6 +43,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     short = ["--env_options", "{max_episode_steps: 5}", "--episodes", "2"]
     assert main(["evaluate", str(run), *short, *FLAGS]) == 0
     return run
+
+
+POLICIES: Metadata = {
+    "policy.0.policy": "a det",
+    "policy.0.episodes": 3,
+    "policy.0.steps": 60,
+    "policy.0.sha256": "0123456789abcdef",
+    "policy.1.policy": "b sto",
+    "policy.1.episodes": 2,
+    "policy.1.steps": 40,
+}
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -98,7 +118,7 @@ def test_the_card_has_the_scores_and_the_commands_of_the_run(run: Path, tmp_path
 
 def test_a_run_without_evaluation_has_a_card_that_says_so(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "bare")
-    for name in ("evaluation.json", "training.json"):
+    for name in ("evaluation.json", "training.json", "run.json"):
         (tmp_path / "bare" / name).unlink()
     save_pretrained(tmp_path / "bare", tmp_path / "model")
     card = (tmp_path / "model/README.md").read_text()
@@ -178,6 +198,32 @@ def test_ship_model_writes_rounded_weights_and_their_evaluation(run: Path, tmp_p
     assert subprocess.run(command, check=False, capture_output=True).returncode == 2  # it exists
 
 
+def test_ship_model_needs_only_a_checkpoint_and_tells_what_else_is_known(run: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "packed"
+    bare.mkdir()
+    for name in ("checkpoint.json", "weights.safetensors", "run.json"):
+        shutil.copy(run / name, bare)
+    facts = {"data": {"score": 41.25, "score_stderr": 1.0, "score_n": 9.0}, "best_policy": "swinger det"}
+    (tmp_path / "facts.json").write_text(json.dumps(facts))
+    words = ["--models", str(tmp_path), "--episodes", "1", "--env_options", "{max_episode_steps: 4}"]
+    words += ["--facts", str(tmp_path / "facts.json"), "--search.beam_width", "5", "--search.horizon", "2"]
+    command = [sys.executable, str(ROOT / "benchmarks/ship_model.py"), str(bare), "swing", *words]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    search = read_search(tmp_path / "swing")
+    assert search is not None and (search.beam_width, search.horizon) == (5, 2), "the flags are the model's settings"
+    card = (tmp_path / "swing/README.md").read_text()
+    assert "swinger det" in card and "data: 41.25 ± 1 over 9 episodes" in card
+    assert "tt train" in card and "batch_size 4" in card and "steps 3," in card
+    for path in (tmp_path / "swing").glob("*.[jm]*"):
+        assert str(tmp_path.parent) not in path.read_text(), f"{path.name} names folders of this machine"
+
+
+def test_the_card_lists_the_policies_of_the_data(run: Path) -> None:
+    model = replace(TrajectoryModel.load(run), metadata={"env": "A-v0", **POLICIES})
+    card = model_card(model, "swing", Details())
+    assert "| a det | 3 | 60 | 0123456789ab |" in card and "| b sto | 2 | 40 |  |" in card
+
+
 def test_a_model_of_the_package_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "four-rooms" in shipped_models()
@@ -205,3 +251,22 @@ def test_evaluate_plays_a_model_of_the_package_with_its_search(
     assert {path: path.stat().st_mtime_ns for path in find_model("four-rooms").iterdir()} == before
     assert main(["evaluate", "four-rooms", "--episodes", "1", "--search.beam_width", "2", "--out", "own.json"]) == 0
     assert json.loads((tmp_path / "own.json").read_text())["settings"]["search"]["beam_width"] == 2
+
+
+def test_few_long_episodes_are_played_on_a_cpu(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two minutes are enough for one episode of 1,000 steps on a CPU."""
+    models = tmp_path / "models"
+    save_pretrained(run, models / "swing")
+    monkeypatch.setattr(pretrained, "files", lambda package: tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found = json.loads((models / "swing/evaluation.json").read_text())
+    for steps, expected in ((40, 100), (1000, 1)):
+        found["metrics"]["steps"] = steps
+        (models / "swing/evaluation.json").write_text(json.dumps(found))
+        assert default_episodes(models / "swing", torch.device("cpu"))[0] == expected
+        assert default_episodes(models / "swing", torch.device("cuda"))[0] == 100
+    assert main(["evaluate", "swing", "--env_options", "{max_episode_steps: 4}"]) == 0
+    assert "playing 1 episode: on a CPU one of about 1,000 steps" in capsys.readouterr().out
+    assert json.loads((tmp_path / "swing-evaluation.json").read_text())["metrics"]["return_n"] == 1

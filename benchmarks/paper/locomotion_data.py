@@ -120,13 +120,19 @@ def make_facts(task: str, folder: Path, policies: Path, *, episodes: int, worker
     return path
 
 
+def data_parser(description: str | None, tasks: Sequence[str]) -> argparse.ArgumentParser:
+    """The flags of a script that collects datasets."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", default=list(tasks), help=f"default: {', '.join(tasks)}")
+    parser.add_argument("--policies", type=Path, required=True, help="folder of the actor files")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the data, for a trial")
+    return parser
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Collect what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", default=list(TASKS), help="default: the nine tasks of the paper")
-    parser.add_argument("--policies", type=Path, required=True, help="folder of the actor files")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the data, for a trial")
+    parser = data_parser(__doc__, TASKS)
     parser.add_argument("--episodes", type=int, default=100, help="episodes that measure a policy")
     parser.add_argument("--workers", type=int, default=1, help="processes that play them")
     options = parser.parse_args(arguments)

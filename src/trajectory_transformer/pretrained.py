@@ -7,7 +7,7 @@ the card. Loading one runs nothing that it names.
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -19,11 +19,14 @@ import yaml
 
 from trajectory_transformer.checkpoint import DESCRIPTION, WEIGHTS, load_checkpoint, save_checkpoint
 from trajectory_transformer.config import Sampler, SearchConfig
+from trajectory_transformer.data.episode import Metadata
 from trajectory_transformer.files import write_atomically
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.results import two_digits
 
 SEARCH, CARD, EVALUATION = "search.json", "README.md", "evaluation.json"
+DEFAULT_EPISODES = 100
+LONG = 200  # steps of an episode; a plan takes a CPU about a tenth of a second
 _SECTIONS = ("layout", "tokens", "model", "dimensions", "metadata")
 _SAMPLERS = ("action", "first_action", "observation", "reward")
 
@@ -86,9 +89,38 @@ def save_pretrained(
         search: search settings to use by default; None: those of the evaluation in the run folder.
         half: store weights as bfloat16, which halves the size.
     """
-    run, out = Path(run), Path(out)
+    run = Path(run)
+    write_model(run, out, read_details(run), name=name, search=search, half=half)
+
+
+@dataclass(frozen=True)
+class Details:
+    """What is known of a model besides its checkpoint, as the contents of JSON files; empty where nothing is."""
+
+    evaluation: Mapping[str, Any] = field(default_factory=dict)  # the result of `tt evaluate`
+    training: Mapping[str, Any] = field(default_factory=dict)  # the result of training
+    settings: Mapping[str, Any] = field(default_factory=dict)  # what the run was started with
+    data: Mapping[str, Any] = field(default_factory=dict)  # scores of the data and of the policies in it
+
+
+def read_details(run: Path) -> Details:
+    """What the files in a run folder say."""
+    evaluation, training, settings = (read_facts(run / name) for name in (EVALUATION, "training.json", "run.json"))
+    return Details(evaluation, training, settings)
+
+
+def write_model(
+    run: Path,
+    out: str | Path,
+    details: Details,
+    *,
+    name: str | None = None,
+    search: SearchConfig | None = None,
+    half: bool = False,
+) -> None:
+    """Like `save_pretrained`, with details of the model that may come from other places than its run folder."""
+    out, found = Path(out), details.evaluation
     model = TrajectoryModel.load(run)
-    found = _read(run / EVALUATION)
     if search is None and found:
         search = _search_from(found.get("settings", {}).get("search"), run / EVALUATION)
     with tempfile.TemporaryDirectory() as folder:
@@ -102,8 +134,7 @@ def save_pretrained(
         write_atomically(out / SEARCH, (json.dumps(asdict(search), indent=2) + "\n").encode())
     if found:
         write_atomically(out / EVALUATION, (json.dumps(found, indent=2) + "\n").encode())
-    training = _read(run / "training.json")
-    write_atomically(out / CARD, model_card(model, name or out.name, found, training, half=half).encode())
+    write_atomically(out / CARD, model_card(model, name or out.name, details, half=half).encode())
 
 
 def push_to_hub(run: str | Path, repository: str, *, private: bool = False, half: bool = False) -> str:
@@ -122,32 +153,29 @@ def push_to_hub(run: str | Path, repository: str, *, private: bool = False, half
 
 def read_search(folder: Path) -> SearchConfig | None:
     """The search settings that suit a model, if its folder names them."""
-    return _search_from(_read(folder / SEARCH) or None, folder / SEARCH)
+    return _search_from(read_facts(folder / SEARCH) or None, folder / SEARCH)
 
 
-def model_card(
-    model: TrajectoryModel,
-    name: str,
-    evaluation: Mapping[str, Any],
-    training: Mapping[str, Any],
-    *,
-    half: bool = False,
-) -> str:
-    """The card of a model in Markdown: what it is, how to use it, what it scored and how it was trained.
+def default_episodes(folder: Path, device: torch.device) -> tuple[int, str | None]:
+    """Episodes that show within two minutes what a model of this package does, and why they are few, if they are."""
+    steps = read_facts(folder / EVALUATION).get("metrics", {}).get("steps", 0)
+    if device.type != "cpu" or steps <= LONG:
+        return DEFAULT_EPISODES, None
+    return 1, f"on a CPU one of about {steps:,.0f} steps takes a minute or two"
 
-    `evaluation` and `training` are the contents of the result files of a run; empty for what is not known.
-    """
+
+def model_card(model: TrajectoryModel, name: str, details: Details, *, half: bool = False) -> str:
+    """The card of a model in Markdown: what it is, how to use it, what it scored, its data and how it was trained."""
+    evaluation = details.evaluation
     parts = [
         f"---\n{yaml.safe_dump(_summary(model, name, evaluation), sort_keys=False)}---\n\n# {name}",
         _description(model, half),
         f"## Use\n\n{_USE.format(name=name)}",
         "## Evaluation\n\n" + (_scores(evaluation) if evaluation else "The model has not been evaluated."),
-        "## Training\n\n" + (_origin(training) if training else "The run folder does not say how it was trained."),
+        "## Data\n\n" + "\n\n".join(_data(model.metadata, details.data) or ["The checkpoint does not name its data."]),
+        "## Training\n\n" + "\n\n".join(_origin(details) or ["The run folder does not say how it was trained."]),
+        _LIMITS,
     ]
-    data = {key: value for key, value in model.metadata.items() if "." not in key}  # without versions and parts
-    if data:
-        parts.append("Data: " + ", ".join(f"{key} `{value}`" for key, value in data.items()) + ".")
-    parts.append(_LIMITS)
     return "\n\n".join(parts) + "\n"
 
 
@@ -213,16 +241,53 @@ def _scores(evaluation: Mapping[str, Any]) -> str:
     return f"```bash\n{evaluation['command']}\n```\n\n{table}\n\n{where}"
 
 
-def _origin(training: Mapping[str, Any]) -> str:
-    """How a model was trained."""
-    metrics = training["metrics"]
-    return (
-        f"```bash\n{training['command']}\n```\n\n{metrics['steps']:.0f} steps in {training['seconds']:.0f} s on "
-        f"{training['device']} at commit {training['commit']}; final loss {metrics['loss']:.3f}."
-    )
+def _data(metadata: Metadata, facts: Mapping[str, Any]) -> list[str]:
+    """What a model was trained on: the metadata of its dataset, its policies, and what these score."""
+    parts = []
+    known = {key: value for key, value in metadata.items() if "." not in key}  # without versions and parts
+    if known:
+        parts.append(", ".join(f"{key} `{value}`" for key, value in known.items()) + ".")
+    rows: list[str] = []
+    while f"policy.{len(rows)}.policy" in metadata:
+        own = [metadata.get(f"policy.{len(rows)}.{name}", "") for name in ("policy", "episodes", "steps", "sha256")]
+        rows.append(f"| {own[0]} | {own[1]} | {own[2]} | {str(own[3])[:12]} |")
+    if rows:
+        head = ["| policy | episodes | steps | SHA-256 of its file |", "|---|---|---|---|"]
+        parts.append("\n".join([*head, *rows]))
+    if facts:
+        scores = {kind: facts[kind] for kind in ("data", "best_policy_noisy", "best_policy_noiseless") if kind in facts}
+        rows = [f"- {kind.replace('_', ' ')}: {_with_error(value)}" for kind, value in scores.items()]
+        title = f"Normalised scores of the data and of its best policy, {facts['best_policy']}:"
+        parts.append("\n".join([title, "", *rows]))
+    return parts
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _with_error(score: Mapping[str, float]) -> str:
+    """A score with its standard error over episodes."""
+    return f"{score['score']:.4g} ± {two_digits(score['score_stderr'])} over {score['score_n']:.0f} episodes"
+
+
+def _origin(details: Details) -> list[str]:
+    """How a model was trained: command, result, and the settings that the command may leave to a preset."""
+    training, settings = details.training, details.settings
+    parts = []
+    command = training.get("command") or settings.get("command")
+    if command:
+        parts.append(f"```bash\n{command}\n```")
+    if training:
+        metrics = training["metrics"]
+        parts.append(
+            f"{metrics['steps']:.0f} steps in {training['seconds']:.0f} s on {training['device']} at commit "
+            f"{training['commit']}; final loss {metrics['loss']:.3f}."
+        )
+    if settings:
+        chosen = {"seed": settings.get("seed", 0), **settings.get("train", {})}
+        listed = ", ".join(f"{key} {value}" for key, value in chosen.items() if value is not None)
+        parts.append(f"Settings: {listed}.")
+    return parts
+
+
+def read_facts(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if there is no such file."""
     if not path.is_file():
         return {}
@@ -240,7 +305,7 @@ def _search_from(stored: Any, path: Path) -> SearchConfig | None:
     if stored is None:
         return None
     try:
-        known = {field.name for field in fields(SearchConfig)}
+        known = {each.name for each in fields(SearchConfig)}
         values = {key: value for key, value in stored.items() if key in known}
         if len(values) != len(stored):
             raise ValueError(f"unknown settings {sorted(set(stored) - known)}")

@@ -24,8 +24,8 @@ from trajectory_transformer.files import lock_folder, naming, read_json, replaci
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.results import write_result
 from trajectory_transformer.rollout import Dims
-from trajectory_transformer.runs import METRICS, RESUME, TRAINING, noted_interrupts
 from trajectory_transformer.runs.metrics import JsonLines
+from trajectory_transformer.runs.run import METRICS, RESUME, TRAINING, check_resumable, noted_interrupts
 from trajectory_transformer.runs.settings import RUN
 from trajectory_transformer.runs.sources import data_to_resume, identity
 
@@ -245,17 +245,9 @@ def resume_baseline(folder: Path, dataset: Dataset | str | Path | None = None, *
 
     `dataset` names the same data in another place. Data that is not the same is refused.
     """
-    for name in (RUN, RESUME):
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder / name}: the file is missing; a run to resume has it")
+    check_resumable(folder)
     settings = BaselineRunSettings.read(folder)
-    given = data_to_resume(
-        folder,
-        settings.dataset if dataset is None else dataset,
-        source=settings.source,
-        columns=settings.columns,
-        command="tt baseline",
-    )
+    given = data_to_resume(folder, settings, dataset, command="tt baseline")
     if not isinstance(given, Dataset):
         settings = replace(settings, dataset=given)
     run = _make_run(settings, folder, device, given if isinstance(given, Dataset) else None, resume=True)

@@ -57,8 +57,8 @@ class Evaluate:
     """Rank plans for return by this percentile of predicted rewards and values; null: by their means."""
     deadline_ms: float | None = None
     """Time limit of a plan in milliseconds: a search that would be late becomes narrower or shorter; null: none."""
-    episodes: int = 100
-    """Episodes to play."""
+    episodes: int | None = None
+    """Episodes to play; null: 100, but 1 on a CPU with a model of this package whose episodes are long."""
     num_envs: int = 50
     """Environments to play at the same time."""
     training_seed: int | None = None
@@ -74,8 +74,8 @@ class Evaluate:
     trace: Path | None = None
     """Also store every plan (prompts, kept candidates, predicted states) in this .npz file."""
     video: Path | None = None
-    """Also play the longest episode again and record it, as a video of at least 3 seconds: a .gif, or .mp4 with the
-    video extra."""
+    """Also record the longest episode, by its seed and actions, as a video of at least 3 seconds: a .gif, or .mp4 with
+    the video extra."""
     preset: PresetName = "default"
     """Defaults of the search settings; flags override them."""
     device: str = "auto"
@@ -91,21 +91,36 @@ class Evaluate:
         from trajectory_transformer.checkpoint import checkpoint_kind
         from trajectory_transformer.gpu.backends import find_device
         from trajectory_transformer.model.trajectory_model import TrajectoryModel
-        from trajectory_transformer.pretrained import find_model, is_shipped, read_search
+        from trajectory_transformer.pretrained import (
+            DEFAULT_EPISODES,
+            default_episodes,
+            find_model,
+            is_shipped,
+            read_search,
+        )
 
         if self.run is None:
             raise ValueError("name the run folder to evaluate, for example: runs/train")
-        folder = find_model(self.run)
+        folder, device = find_model(self.run), find_device(self.device)
+        if self.episodes is None:
+            chosen, why = default_episodes(folder, device) if is_shipped(self.run) else (DEFAULT_EPISODES, None)
+            if why is not None:
+                console.print(f"playing {chosen} episode{'' if chosen == 1 else 's'}: {why}; --episodes N plays more")
+            return replace(self, episodes=chosen).execute()
         suited = read_search(folder) if is_shipped(self.run) and self.search == SearchConfig() else None
         if suited is not None and suited != self.search:
-            chosen = replace(self, search=suited)
-            flags = changed_flags(chosen, leave_out=[each.name for each in fields(self) if each.name != "search"])
+            suiting = replace(self, search=suited)
+            flags = changed_flags(suiting, leave_out=[each.name for each in fields(self) if each.name != "search"])
             console.print(f"search settings that come with {self.run}: {' '.join(flags)}")
-            return chosen.execute()
-        device = find_device(self.device)
+            return suiting.execute()
         if checkpoint_kind(folder) == BASELINE:
             return self._play_baseline(Baseline.load(folder, device))
         return self._play_planner(TrajectoryModel.load(folder, device))
+
+    @property
+    def _num_episodes(self) -> int:
+        assert self.episodes is not None, "chosen by execute"
+        return self.episodes
 
     def _written(self) -> list[Path]:
         """The files that the command writes: result, episodes, traces and video."""
@@ -169,7 +184,7 @@ class Evaluate:
             deadline_ms=self.deadline_ms,
         )
         with self._claimed(env_id, options):
-            with _counting(self.episodes) as count:
+            with _counting(self._num_episodes) as count:
                 found = self._evaluate(planner, env_id, options, count)
             kind = planner.kind or "return"
             guide = {} if self.q is None else {"q": str(self.q), **_training(self.q, "q_training")}
@@ -182,7 +197,7 @@ class Evaluate:
             )
             if self.trace is not None:
                 save_traces(self.trace, traces, model.tokenizer)
-            self._film(found, planner.policy())
+            self._film(found)
         self._show(found, f"planning for {kind}" + (f" by {self.q}" if self.q else ""))
         self._update_page(model)
         return list(found.episodes)
@@ -215,7 +230,7 @@ class Evaluate:
         policies = [baseline.policy(seed) for seed in seeds]
         env_id, options = self._environment(baseline.metadata)
         with self._claimed(env_id, options):
-            with _counting(self.episodes * len(seeds)) as count:
+            with _counting(self._num_episodes * len(seeds)) as count:
                 parts = [self._evaluate(policy, env_id, options, count) for policy in policies]
             episodes = tuple(episode for part in parts for episode in part.episodes)
             metrics = episode_metrics(episodes, references_of(env_id, baseline.metadata))
@@ -234,7 +249,7 @@ class Evaluate:
                 },
                 by_seed={str(seed): part.metrics for seed, part in zip(seeds, parts, strict=True)},
             )
-            self._film(found, policies[0])
+            self._film(found)
         seeds_text = f"{len(seeds)} training seed{'' if len(seeds) == 1 else 's'}"
         self._show(found, f"{baseline.name}, {seeds_text}")
         self._update_page(None)
@@ -248,7 +263,7 @@ class Evaluate:
         return evaluate(
             planner,
             env_id,
-            episodes=self.episodes,
+            episodes=self._num_episodes,
             num_envs=self.num_envs,
             seed=self.seed,
             env_options=options,
@@ -284,7 +299,7 @@ class Evaluate:
                 **({"plan": what} if by_seed is None else {}),
             ),
             device=device,
-            seeds=[self.seed + index for index in range(self.episodes)],
+            seeds=[self.seed + index for index in range(self._num_episodes)],
             seconds=found.seconds,
             metrics=found.metrics,
             details={
@@ -295,23 +310,23 @@ class Evaluate:
             },
         )
 
-    def _film(self, found: "Evaluation", policy: "Policy") -> None:
+    def _film(self, found: "Evaluation") -> None:
         """Record the longest episode."""
         from trajectory_transformer.report.video import record_video
 
         if self.video is None:
             return
-        lengths = [len(episode) for episode in found.episodes[: self.episodes]]
+        lengths = [len(episode) for episode in found.episodes[: self._num_episodes]]
         longest = lengths.index(max(lengths))
         with progress_bar() as bar:
-            task = bar.add_task(f"recording episode {longest}, the longest", total=max(lengths) + 1)
+            task = bar.add_task(f"recording episode {longest}, the longest", total=max(lengths))
             record_video(
                 self.video,
                 found.env,
-                policy,
+                found.episodes[longest],
                 seed=self.seed + longest,
                 env_options=found.env_options,
-                on_frame=lambda: bar.advance(task),
+                on_step=lambda: bar.advance(task),
             )
 
     def _show(self, found: "Evaluation", what: str) -> None:

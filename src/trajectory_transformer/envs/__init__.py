@@ -47,7 +47,12 @@ def make_env(env_id: str, **options: Any) -> gymnasium.Env[Any, Any]:
 
         return AntMaze(env_id, **options)
     if not is_minigrid(env_id):
-        return gymnasium.make(env_id, **options)
+        try:
+            return gymnasium.make(env_id, **options)
+        except gymnasium.error.DependencyNotInstalled as error:
+            if "mujoco" not in str(error).lower():
+                raise
+            raise ImportError(f"{env_id} needs MuJoCo: pip install 'trajectory-transformer[mujoco]'") from error
     from trajectory_transformer.envs.minigrid import GoalOnMap  # an optional dependency
 
     with warnings.catch_warnings():

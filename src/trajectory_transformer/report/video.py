@@ -12,12 +12,13 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
 
+from trajectory_transformer.data.episode import Episode, FloatArray
 from trajectory_transformer.envs import make_env
-from trajectory_transformer.rollout import Policy, rollout
+from trajectory_transformer.rollout import Step, rollout
 
 Frame = npt.NDArray[np.uint8]
 MIN_SECONDS = 3
-MIN_RATE = 4  # frames per second
+MIN_RATE, MAX_RATE = 4, 25  # frames per second
 
 
 def video_writer(path: str | Path) -> Callable[[Sequence[Frame], int], None]:
@@ -45,12 +46,13 @@ def video_writer(path: str | Path) -> Callable[[Sequence[Frame], int], None]:
 
 
 class _FrameRecorder(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Keeps the rendered frames of an environment."""
+    """Keeps every `stride`-th rendered frame of an environment."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], on_frame: Callable[[], None]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], stride: int) -> None:
         super().__init__(env)
         self.frames: list[Frame] = []
-        self._on_frame = on_frame
+        self._stride = stride
+        self._num_states = 0
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         result = self.env.reset(**options)
@@ -63,8 +65,23 @@ class _FrameRecorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         return result
 
     def _render(self) -> None:
-        self.frames.append(np.array(self.env.render(), dtype=np.uint8))
-        self._on_frame()
+        if self._num_states % self._stride == 0:
+            self.frames.append(np.array(self.env.render(), dtype=np.uint8))
+        self._num_states += 1
+
+
+class _Replay:
+    """A policy that repeats the actions of an episode; planning them again may take minutes."""
+
+    def __init__(self, episode: Episode, on_step: Callable[[], None]) -> None:
+        self._episode = episode
+        self._on_step = on_step
+        self._taken = 0
+
+    def act(self, step: Step) -> FloatArray:
+        self._on_step()
+        self._taken += 1
+        return self._episode.actions[self._taken - 1 : self._taken]
 
 
 def check_video(path: str | Path, env_id: str, env_options: Mapping[str, Any] | None = None) -> None:
@@ -89,6 +106,8 @@ def _rendering(env_id: str, env_options: Mapping[str, Any] | None) -> Iterator[g
         warnings.filterwarnings("error", message=".*render_mode")
         try:
             env = make_env(env_id, render_mode="rgb_array", **(env_options or {}))
+        except ImportError:
+            raise  # a missing package is named with its cure
         except Exception as error:  # an environment may refuse its arguments with any exception
             raise ValueError(
                 f"environment {env_id!r} cannot be recorded: it has no render mode rgb_array ({error})"
@@ -102,21 +121,26 @@ def _rendering(env_id: str, env_options: Mapping[str, Any] | None) -> Iterator[g
 def record_video(
     path: str | Path,
     env_id: str,
-    policy: Policy,
+    episode: Episode,
     *,
     seed: int,
     env_options: Mapping[str, Any] | None = None,
-    on_frame: Callable[[], None] = lambda: None,
+    on_step: Callable[[], None] = lambda: None,
 ) -> None:
-    """Play one episode and write it as a video of at least 3 seconds; `on_frame` is called after each frame."""
+    """Play an episode again, by its seed and actions, and write it as a video of at least 3 seconds.
+
+    `on_step` is called before each step. Frames that come faster than players show them are left out.
+    """
     path = Path(path)
     write = video_writer(path)
     with _rendering(env_id, env_options) as env:
-        recorder = _FrameRecorder(env, on_frame)
+        rate = int(env.metadata.get("render_fps", 30))
+        stride = max(rate // MAX_RATE, 1) if len(episode) >= MIN_SECONDS * rate else 1
+        recorder = _FrameRecorder(env, stride)
         envs = SyncVectorEnv([lambda: recorder], copy=False, autoreset_mode=AutoresetMode.DISABLED)
-        rollout(envs, policy, num_episodes=1, seed=seed)
+        rollout(envs, _Replay(episode, on_step), num_episodes=1, seed=seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(*_paced(recorder.frames, int(recorder.metadata.get("render_fps", 30))))
+    write(*_paced(recorder.frames, rate // stride))
 
 
 def _paced(frames: Sequence[Frame], rate: int) -> tuple[Sequence[Frame], int]:

@@ -4,6 +4,7 @@ import hashlib
 import logging
 from dataclasses import asdict
 from pathlib import Path
+from typing import Protocol
 
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data.episode import Dataset, dimension_fields
@@ -37,18 +38,30 @@ def identity(dataset: Dataset | str, columns: Columns | None = None) -> str:
     return "sha256:" + hashlib.sha256("\n".join([found, *reading]).encode()).hexdigest() if reading else found
 
 
+class NamesData(Protocol):
+    """Settings of a run that say where its data is and what identifies it."""
+
+    @property
+    def dataset(self) -> str | None:
+        """A name that `load_dataset` reads; None for episodes in memory."""
+
+    @property
+    def columns(self) -> Columns | None:
+        """How it is read."""
+
+    @property
+    def source(self) -> str | None:
+        """Its identity."""
+
+
 def data_to_resume(
-    folder: Path,
-    given: Dataset | str | Path | None,
-    *,
-    source: str | None,
-    columns: Columns | None,
-    command: str,
+    folder: Path, settings: NamesData, given: Dataset | str | Path | None, *, command: str
 ) -> Dataset | str:
-    """The data to resume a run with; refuses data that is missing, or other than that with the identity `source`.
+    """The data to resume a run with, `given` or where it was; refuses data that is missing, or not the same.
 
     `command` is the command that started the run: errors say how to resume with it.
     """
+    given = settings.dataset if given is None else given
     if given is None:
         raise ValueError(f"{folder} was trained on episodes in memory: pass them again to resume")
     if isinstance(given, Path):
@@ -60,7 +73,7 @@ def data_to_resume(
             f"{folder} was started on {given}, which no longer exists; if the data was moved, name its new place: "
             f"{again}"
         )
-    found = identity(given, columns)
+    source, found = settings.source, identity(given, settings.columns)
     if source is not None and exists and found != source:
         changed = "" if isinstance(given, Dataset) else f", has {given} changed?"
         raise ValueError(

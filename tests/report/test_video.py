@@ -1,0 +1,59 @@
+"""Videos show the episode that was played, without planning it again."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trajectory_transformer.data.episode import Episode, FloatArray
+from trajectory_transformer.report import video
+from trajectory_transformer.report.video import record_video
+from trajectory_transformer.rollout import Step, make_envs, rollout
+
+SEED = 5
+
+
+class Alternating:
+    """Pushes left and right in turn, which balances a pole for a while."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def act(self, step: Step) -> FloatArray:
+        self._steps += 1
+        return np.full((len(step.observations), 1), self._steps % 2, dtype=np.float32)
+
+
+@pytest.fixture
+def episode() -> Episode:
+    envs = make_envs("CartPole-v1", 1)
+    return rollout(envs, Alternating(), num_episodes=1, seed=SEED)[0]
+
+
+def test_a_video_shows_the_states_of_the_episode(
+    episode: Episode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states, steps = [], []
+    keep = video._FrameRecorder._render
+
+    def render(recorder: video._FrameRecorder) -> None:
+        keep(recorder)
+        states.append(np.array(recorder.unwrapped.state, dtype=np.float32))  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(video._FrameRecorder, "_render", render)
+    record_video(tmp_path / "a.gif", "CartPole-v1", episode, seed=SEED, on_step=lambda: steps.append(1))
+    assert len(steps) == len(episode) > 10
+    np.testing.assert_allclose(np.stack(states), episode.observations, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("minimum", "expected"), [(3, 1), (0, 2)])
+def test_frames_of_a_long_episode_are_left_out(
+    episode: Episode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minimum: int, expected: int
+) -> None:
+    """CartPole-v1 has 50 frames per second, more than the 25 of a video."""
+    written: list[int] = []
+    monkeypatch.setattr(video, "video_writer", lambda path: lambda frames, rate: written.append(len(frames)))
+    monkeypatch.setattr(video, "_paced", lambda frames, rate: (frames, rate))
+    monkeypatch.setattr(video, "MIN_SECONDS", minimum)  # 0: any episode is long
+    record_video(tmp_path / "a.gif", "CartPole-v1", episode, seed=SEED)
+    assert written == [len(episode) // expected + 1]
