@@ -21,7 +21,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from trajectory_transformer.config import ModelConfig, TokenConfig
-from trajectory_transformer.files import naming, read_json, write_atomically
+from trajectory_transformer.files import naming, read_json, settings_from, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -184,15 +184,16 @@ def layout_fields(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 def token_config_from(stored: Mapping[str, Any]) -> TokenConfig:
     """Token settings from JSON; those of format 1 that only mattered while training become one switch."""
-    known = dict(stored)
-    loss_mask = known.pop("loss_mask", None)
-    if loss_mask is not None:
-        for name in ("bin_value", "final_observation", "max_episode_steps"):
-            known.pop(name)
-        known["authors_conventions"] = loss_mask == "input"
-    return TokenConfig(**{**known, "goal_dims": tuple(known["goal_dims"])})
+    known = stored
+    if isinstance(stored, dict) and stored.get("loss_mask") is not None:
+        old = ("loss_mask", "bin_value", "final_observation", "max_episode_steps")
+        known = {name: value for name, value in stored.items() if name not in old}
+        known["authors_conventions"] = stored["loss_mask"] == "input"
+    return settings_from(TokenConfig, known, "tokens")
 
 
 def model_config_from(stored: Mapping[str, Any]) -> ModelConfig:
     """Model settings from JSON; format 1 called `map_channels` `context_channels`."""
-    return ModelConfig(**{"map_channels" if name == "context_channels" else name: v for name, v in stored.items()})
+    if isinstance(stored, dict):
+        stored = {"map_channels" if name == "context_channels" else name: value for name, value in stored.items()}
+    return settings_from(ModelConfig, stored, "model")

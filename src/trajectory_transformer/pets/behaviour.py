@@ -16,6 +16,7 @@ from torch import Tensor
 from trajectory_transformer.checkpoint import load_checkpoint, save_checkpoint
 from trajectory_transformer.config import EnsembleConfig, require
 from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.files import settings_from
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.pets.ensemble import Scales, build_networks, check_network, network_inputs
 from trajectory_transformer.pets.fit import EnsembleMetrics, Masks, Transitions, column_moments, fit_networks
@@ -67,7 +68,7 @@ class Behaviour:
         tensors, description = load_checkpoint(folder)
         try:
             stored = description["behaviour"]
-            config, masked = EnsembleConfig(**stored["config"]), bool(stored["masked"])
+            config, masked = settings_from(EnsembleConfig, stored["config"], "config"), bool(stored["masked"])
             scales = {name: tensors.pop(name).to(device) for name in _SCALES}
             check_network(tensors, config)
             networks = _build(config.num_elites, config, scales, masked=masked, seed=0)
