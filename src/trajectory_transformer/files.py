@@ -6,6 +6,7 @@ A reader finds the old content or the new content, never a part of it. A writer 
 `NAME.*.tmp` next to the target. It does not block later writers and can be deleted.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -192,6 +193,12 @@ def parse_yaml(text: str | bytes, place: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{place}: not valid YAML ({' '.join(str(error).split())})") from error
     raise ValueError(f"{place}: YAML aliases (*{alias.anchor}) are not supported; write the value out")
+
+
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of the content of a file."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def allow_local_modules() -> None:
