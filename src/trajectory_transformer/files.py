@@ -267,6 +267,36 @@ def lock_folder(folder: Path, name: str = LOCK, note: str = "") -> FolderLock:
     return FolderLock(path, descriptor, before)
 
 
+class OutputFolder:
+    """A folder that this process writes: nobody else may, from the first file on until the end of the block."""
+
+    def __init__(self, path: Path | None, *, resume: bool) -> None:
+        """Lock a folder to resume; a new one is made by `prepare`. Without a path, nothing is done."""
+        if path is not None and path.exists() and not resume:
+            raise ValueError(f"{path} exists already; choose another folder or pass resume=True")
+        self.path = path
+        self._lock = lock_folder(path) if path is not None and path.exists() else None
+
+    def prepare(self) -> None:
+        """Make a new folder before the first file is written; one that another process made meanwhile is refused."""
+        if self.path is None or self._lock is not None:
+            return
+        try:
+            self.path.mkdir(parents=True)
+        except FileExistsError as error:
+            raise FolderInUseError(f"{self.path} was created by another process meanwhile") from error
+        self._lock = lock_folder(self.path)
+
+    def __enter__(self) -> "OutputFolder":
+        """Write for a block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let others write."""
+        if self._lock is not None:
+            self._lock.release()
+
+
 def _lock(descriptor: int) -> None:
     """Lock an open file, or raise an OSError at once."""
     try:
