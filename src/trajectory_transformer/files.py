@@ -6,6 +6,7 @@ A reader finds the old content or the new content, never a part of it. A writer 
 `NAME.*.tmp` next to the target. It does not block later writers and can be deleted.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -123,11 +124,14 @@ def settings_from(kind: type[SettingsT], stored: object, group: str = "") -> Set
     """
     if not isinstance(stored, Mapping):
         raise ValueError(f"{group or 'the settings'} must be a mapping, got {_shown(stored)}")
-    types, prefix = get_type_hints(kind), f"{group}." if group else ""
+    types, prefix = _annotations(kind), f"{group}." if group else ""
     for name in stored:
         if name not in types:
             raise ValueError(f"unknown setting {prefix}{name}; valid are {', '.join(types)}")
     return kind(**{name: _typed(types[name], value, prefix + name) for name, value in stored.items()})
+
+
+_annotations = functools.cache(get_type_hints)  # evaluates texts: slower than all that is checked with it
 
 
 def _typed(kind: Any, value: object, name: str) -> Any:
