@@ -7,7 +7,6 @@ version 0.1; the functions at the end rename its settings.
 import hashlib
 import json
 import logging
-import mmap
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,11 +16,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from trajectory_transformer.config import ModelConfig, TokenConfig
-from trajectory_transformer.files import naming, read_json, write_atomically
+from trajectory_transformer.files import file_sha256, naming, read_json, settings_from, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ WEIGHTS = "weights.safetensors"
 DESCRIPTION = "checkpoint.json"
 DIGEST = "weights_sha256"
 _CONTENT = "sha256"
+_BROKEN = "not a complete safetensors file; it may be truncated"
 
 Description = dict[str, dict[str, Any]]  # sections by name; the dataclass built from a section checks it
 
@@ -54,10 +55,8 @@ def _content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read the tensors and the metadata of a safetensors file."""
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path}: the file is missing; a checkpoint folder needs {WEIGHTS} and {DESCRIPTION}")
-    broken = "not a complete safetensors file; it may be truncated"
-    with naming(path, broken, SafetensorError, TypeError, OSError), safe_open(str(path), framework="pt") as file:
+    _check_exists(path)
+    with naming(path, _BROKEN, SafetensorError, TypeError, OSError), safe_open(str(path), framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = dict(file.metadata() or {})
     stored = metadata.pop(_CONTENT, None)
@@ -80,7 +79,7 @@ def save_checkpoint(
     weights: bytes = to_safetensors(on_cpu)
     digests = [hashlib.sha256(weights).hexdigest()]
     if (folder / WEIGHTS).is_file():
-        digests += [before for before in [_digest(folder / WEIGHTS)] if before not in digests]
+        digests += [before for before in [file_sha256(folder / WEIGHTS)] if before not in digests]
     content = {"format": FORMAT, "kind": kind, DIGEST: digests, **description}
     write_atomically(folder / DESCRIPTION, (json.dumps(content, indent=2) + "\n").encode())
     write_atomically(folder / WEIGHTS, weights)
@@ -96,7 +95,8 @@ def load_checkpoint(folder: str | Path, kind: str = KIND) -> tuple[dict[str, Ten
 def opened_checkpoint(folder: str | Path, kind: str = KIND) -> Iterator[tuple[dict[str, Tensor], Description]]:
     """Read both files of a checkpoint. The digest of the weights is computed during the block and checked at its end.
 
-    Building a model takes longer than hashing its weights, so the check takes hardly any time.
+    Building a model takes longer than hashing its weights in another thread, so the check takes hardly any time where a
+    core is free. The file is read once: what is hashed is what is used.
     """
     folder = Path(folder)
     description = _read_description(folder)
@@ -108,23 +108,22 @@ def opened_checkpoint(folder: str | Path, kind: str = KIND) -> Iterator[tuple[di
             f"{folder / DESCRIPTION}: checkpoint format {version} is not supported, expected at most {FORMAT}; "
             "upgrade trajectory-transformer"
         )
+    _check_exists(folder / WEIGHTS)
+    content = (folder / WEIGHTS).read_bytes()
     with ThreadPoolExecutor(1) as pool:
-        digest = pool.submit(_digest, folder / WEIGHTS) if (folder / WEIGHTS).is_file() else None
-        tensors = read_tensors(folder / WEIGHTS)[0]
+        digest = pool.submit(lambda: hashlib.sha256(content).hexdigest())
+        with naming(folder / WEIGHTS, _BROKEN, SafetensorError, TypeError, KeyError, RuntimeError):
+            tensors = from_safetensors(content)
         if version < 2:
             old, new = "gpt.context_encoder.", "gpt.map_encoder."
             tensors = {name.replace(old, new): value for name, value in tensors.items()}
         yield tensors, description
-        assert digest is not None, "the weights were read"
         _check_digest(folder, description, digest.result())
 
 
-def _digest(path: Path) -> str:
-    if not path.stat().st_size:
-        return hashlib.sha256().hexdigest()
-    # In one call: hashing in pieces would wait for the interpreter lock after each of them.
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return hashlib.sha256(content).hexdigest()
+def _check_exists(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"{path}: the file is missing; a checkpoint folder needs {WEIGHTS} and {DESCRIPTION}")
 
 
 def _check_digest(folder: Path, description: Mapping[str, Any], found: str) -> None:
@@ -133,19 +132,27 @@ def _check_digest(folder: Path, description: Mapping[str, Any], found: str) -> N
         log.warning("%s: no SHA-256 of the weights is stored, so they cannot be checked for damage", folder)
         return
     # Training may have written both files between our two reads.
-    known = [description[DIGEST], _read_description(folder).get(DIGEST)]
-    if not any(isinstance(each, list) and found in each for each in known):
+    if not _is_known(found, description) and not _is_known(found, _read_description(folder)):
         raise ValueError(
             f"{folder / WEIGHTS}: the file is damaged or belongs to another checkpoint: its SHA-256 {found[:16]}... is "
             f"not the one in {folder / DESCRIPTION}"
         )
 
 
+def _is_known(digest: str, description: Mapping[str, Any]) -> bool:
+    known = description.get(DIGEST)
+    return isinstance(known, list) and digest in known
+
+
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
     """Refuse weights that are not finite."""
-    for name, value in tensors.items():
-        # NaN is the smallest and the largest of all; five times faster than a look at every number.
-        if value.is_floating_point() and value.numel() and not torch.stack(torch.aminmax(value)).isfinite().all():
+    floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
+    # One number of the whole model in place of one per weight: a sum is finite only if all its terms are.
+    sums = [value.sum(dtype=torch.float32) for value in floats.values()]
+    if not sums or bool(torch.stack(sums).isfinite().all()):
+        return
+    for name, value in floats.items():  # the sum of finite weights may be infinite
+        if not value.isfinite().all():
             raise ValueError(f"{name} has NaN or infinite values")
 
 
@@ -184,15 +191,18 @@ def layout_fields(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 def token_config_from(stored: Mapping[str, Any]) -> TokenConfig:
     """Token settings from JSON; those of format 1 that only mattered while training become one switch."""
-    known = dict(stored)
-    loss_mask = known.pop("loss_mask", None)
-    if loss_mask is not None:
-        for name in ("bin_value", "final_observation", "max_episode_steps"):
-            known.pop(name)
-        known["authors_conventions"] = loss_mask == "input"
-    return TokenConfig(**{"truncated": "stop", **known, "goal_dims": tuple(known["goal_dims"])})
+    known = stored
+    if isinstance(stored, dict) and stored.get("loss_mask") is not None:
+        old = ("loss_mask", "bin_value", "final_observation", "max_episode_steps")
+        known = {name: value for name, value in stored.items() if name not in old}
+        known["authors_conventions"] = stored["loss_mask"] == "input"
+    if isinstance(known, dict):
+        known = {"truncated": "stop", "termination_penalty": None} | known  # the defaults of earlier versions
+    return settings_from(TokenConfig, known, "tokens")
 
 
 def model_config_from(stored: Mapping[str, Any]) -> ModelConfig:
     """Model settings from JSON; format 1 called `map_channels` `context_channels`."""
-    return ModelConfig(**{"map_channels" if name == "context_channels" else name: v for name, v in stored.items()})
+    if isinstance(stored, dict):
+        stored = {"map_channels" if name == "context_channels" else name: value for name, value in stored.items()}
+    return settings_from(ModelConfig, stored, "model")

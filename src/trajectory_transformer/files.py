@@ -1,4 +1,4 @@
-"""Atomic writes, JSON and YAML that others wrote, and modules of the user.
+"""Atomic writes, JSON and YAML that others wrote, settings in them, and modules of the user.
 
 A write goes to a temporary file or folder, which is then renamed over the target.
 
@@ -6,20 +6,28 @@ A reader finds the old content or the new content, never a part of it. A writer 
 `NAME.*.tmp` next to the target. It does not block later writers and can be deleted.
 """
 
+import functools
+import hashlib
 import json
 import os
 import platform
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from importlib.resources.abc import Traversable
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 LOCK = "lock"  # file of a run folder that its training holds
 _MAX_YAML = 2**20  # bytes; settings and recipes are written by hand
+_MAX_INT = 2**63  # what tensors can hold
+
+SettingsT = TypeVar("SettingsT")
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
@@ -108,6 +116,64 @@ def parse_json(text: str | bytes, place: str) -> Any:
         raise ValueError(f"{place}: not valid JSON; the file may be truncated ({error})") from error
 
 
+def settings_from(kind: type[SettingsT], stored: object, group: str = "") -> SettingsT:
+    """A dataclass from JSON; refuses names that it does not have, and values of other types than its annotations say.
+
+    Lists become tuples, whole numbers floats and mappings the dataclasses within it. `group` is its name in errors. A
+    value that is a dataclass already is kept.
+    """
+    if not isinstance(stored, Mapping):
+        raise ValueError(f"{group or 'the settings'} must be a mapping, got {_shown(stored)}")
+    types, prefix = _annotations(kind), f"{group}." if group else ""
+    for name in stored:
+        if name not in types:
+            raise ValueError(f"unknown setting {prefix}{name}; valid are {', '.join(types)}")
+    return kind(**{name: _typed(types[name], value, prefix + name) for name, value in stored.items()})
+
+
+_annotations = functools.cache(get_type_hints)  # evaluates texts: slower than all that is checked with it
+
+
+def _typed(kind: Any, value: object, name: str) -> Any:
+    """A value of JSON in the type of an annotation."""
+    options = [each for each in get_args(kind) if each is not NoneType]
+    if NoneType in get_args(kind):
+        return None if value is None else _typed(options[0], value, name)
+    origin: Any = get_origin(kind) or kind
+    if origin is Literal:
+        fits, expected = value in options, f"one of {', '.join(map(str, options))}"
+    elif origin is tuple:
+        if isinstance(value, list | tuple):
+            return tuple(_typed(options[0], each, f"{name}[{index}]") for index, each in enumerate(value))
+        fits, expected = False, "a list"
+    elif origin is dict:
+        fits, expected = isinstance(value, dict), "a mapping"
+    elif is_dataclass(origin):
+        return value if type(value) is kind else settings_from(kind, value, name)
+    elif origin is float:
+        if type(value) in (int, float) and _is_sane(value):
+            return float(value)  # type: ignore[arg-type]
+        fits, expected = False, "a finite number"
+    elif origin is int:
+        fits, expected = type(value) is int and _is_sane(value), "a whole number"
+    else:
+        assert origin in (bool, str), f"settings of type {kind} cannot be read"
+        fits, expected = type(value) is origin, "true or false" if origin is bool else "text"
+    if not fits:
+        raise ValueError(f"{name} must be {expected}, got {_shown(value)}")
+    return value
+
+
+def _is_sane(number: Any) -> bool:
+    return isfinite(number) if type(number) is float else abs(number) < _MAX_INT
+
+
+def _shown(value: object) -> str:
+    """A value as JSON has it, shortened."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def read_yaml(path: Traversable) -> Any:
     """The content of a YAML file; a ValueError that names the file if it is damaged or has aliases."""
     with path.open("rb") as file:
@@ -131,6 +197,12 @@ def parse_yaml(text: str | bytes, place: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{place}: not valid YAML ({' '.join(str(error).split())})") from error
     raise ValueError(f"{place}: YAML aliases (*{alias.anchor}) are not supported; write the value out")
+
+
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of the content of a file."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def allow_local_modules() -> None:
@@ -197,6 +269,36 @@ def lock_folder(folder: Path, name: str = LOCK, note: str = "") -> FolderLock:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}\n{note}".encode(), 0)
     return FolderLock(path, descriptor, before)
+
+
+class OutputFolder:
+    """A folder that this process writes: nobody else may, from the first file on until the end of the block."""
+
+    def __init__(self, path: Path | None, *, resume: bool) -> None:
+        """Lock a folder to resume; a new one is made by `prepare`. Without a path, nothing is done."""
+        if path is not None and path.exists() and not resume:
+            raise ValueError(f"{path} exists already; choose another folder or pass resume=True")
+        self.path = path
+        self._lock = lock_folder(path) if path is not None and path.exists() else None
+
+    def prepare(self) -> None:
+        """Make a new folder before the first file is written; one that another process made meanwhile is refused."""
+        if self.path is None or self._lock is not None:
+            return
+        try:
+            self.path.mkdir(parents=True)
+        except FileExistsError as error:
+            raise FolderInUseError(f"{self.path} was created by another process meanwhile") from error
+        self._lock = lock_folder(self.path)
+
+    def __enter__(self) -> "OutputFolder":
+        """Write for a block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let others write."""
+        if self._lock is not None:
+            self._lock.release()
 
 
 def _lock(descriptor: int) -> None:

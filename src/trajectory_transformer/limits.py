@@ -10,6 +10,7 @@ GIB = 2**30
 # Recorded numbers compress by a factor of 2 to 50, runs of equal numbers by more. Compression by zlib reaches 1032.
 _MAX_EXPANSION = 200  # a file may become this many times larger in memory
 _ALWAYS_ALLOWED = 2**28  # bytes; small files may hold very repetitive data
+_SMALL = 2**24  # bytes; about what an import takes
 _MEMORY_SHARE = 0.8  # of the memory that is available
 
 
@@ -52,6 +53,8 @@ def check_size(path: str | Path, declared: int, stored: int | None = None) -> No
 
 def check_memory(needed: int, what: str) -> None:
     """Refuse something of `needed` bytes that does not fit into memory."""
+    if needed < _SMALL:
+        return  # asking the system takes longer than allocating it
     available = available_bytes()
     if available is not None and needed > available:
         raise ValueError(f"{what} needs {needed / GIB:.1f} GiB of memory, {available / GIB:.1f} GiB are available")

@@ -7,7 +7,7 @@ the card. Loading one runs nothing that it names.
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -18,9 +18,9 @@ import torch
 import yaml
 
 from trajectory_transformer.checkpoint import DESCRIPTION, WEIGHTS, load_checkpoint, save_checkpoint
-from trajectory_transformer.config import Sampler, SearchConfig
+from trajectory_transformer.config import SearchConfig
 from trajectory_transformer.data.episode import Metadata
-from trajectory_transformer.files import write_atomically
+from trajectory_transformer.files import settings_from, write_atomically
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.results import two_digits
 
@@ -28,7 +28,6 @@ SEARCH, CARD, EVALUATION = "search.json", "README.md", "evaluation.json"
 DEFAULT_EPISODES = 100
 LONG = 200  # steps of an episode; a plan takes a CPU about a tenth of a second
 _SECTIONS = ("layout", "tokens", "model", "dimensions", "metadata")
-_SAMPLERS = ("action", "first_action", "observation", "reward")
 
 
 def shipped_models() -> list[str]:
@@ -305,15 +304,8 @@ def _search_from(stored: Any, path: Path) -> SearchConfig | None:
     if stored is None:
         return None
     try:
-        known = {each.name for each in fields(SearchConfig)}
-        values = {key: value for key, value in stored.items() if key in known}
-        if len(values) != len(stored):
-            raise ValueError(f"unknown settings {sorted(set(stored) - known)}")
-        for key in _SAMPLERS:
-            if isinstance(values.get(key), dict):
-                values[key] = Sampler(**values[key])
-        return SearchConfig(**values)
-    except (TypeError, ValueError, AttributeError) as error:
+        return settings_from(SearchConfig, stored, "search")
+    except ValueError as error:
         raise ValueError(f"{path}: not the search settings of a model ({error})") from error
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch  # tables of results need not wait for it
 
 _PACKAGES = ("trajectory-transformer", "torch", "numpy", "gymnasium", "mujoco", "minari", "minigrid")
+EPISODES = "episodes_sha256"  # in the result of an evaluation: the digest of the file of its episodes
 _COMMIT = "TT_COMMIT"  # environment variable with the commit of a source tree without git history
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from trajectory_transformer.data.episode import Dataset, load_npz, save_npz
 from trajectory_transformer.data.sources import load_dataset, save_dataset
-from trajectory_transformer.files import FolderInUseError, lock_folder, replacing
+from trajectory_transformer.files import FolderInUseError, OutputFolder, lock_folder, replacing
 
 Run = Callable[..., tuple[int, str]]
 Refused = Callable[..., None]
@@ -183,3 +183,60 @@ def test_an_evaluation_that_was_killed_does_not_block_the_next(
     Path("mine.npz").write_bytes(b"of the user")
     refused("mine.npz exists already", "evaluate", "run", "--out", "mine.json", *SEARCH)
     assert Path("mine.npz").read_bytes() == b"of the user"
+
+
+BASELINE = ("--algorithm", "bc", "--settings", "{hidden: [4], batch_size: 2}", "--device", "cpu")
+PETS = ["--ensemble.num_networks", "2", "--ensemble.num_elites", "1", "--ensemble.width", "4", "--device", "cpu"]
+PETS += ["--ensemble.num_layers", "1", "--ensemble.batch_size", "2"]
+
+
+@pytest.mark.parametrize("command", ["train", "baseline", "pets"])
+def test_a_folder_in_use_is_neither_resumed_nor_overwritten(
+    tt: Run, refused: Refused, tiny_dataset: Dataset, command: str
+) -> None:
+    save_npz(tiny_dataset, "x.npz")
+    start: dict[str, tuple[str, ...]] = {
+        "train": ("train", "x.npz", "--train.steps", "2", *TINY),
+        "baseline": ("baseline", "x.npz", "--steps", "2", *BASELINE),
+        "pets": ("pets", "x.npz", "--ensemble.epochs", "2", *PETS),
+    }
+    again = {
+        "train": ("train", "--resume", "run", "--device", "cpu"),
+        "baseline": ("baseline", "--resume", "run", "--device", "cpu"),
+        "pets": (*start["pets"], "--out", "run", "--resume", "true"),
+    }
+    code, text = tt(*start[command], "--out", "run")
+    assert code == 0, text
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    assert Path("run/lock") not in before
+    with lock_folder(Path("run")):
+        refused(r"run: in use by process \d+ on .*; wait until it ends, or stop it", *again[command])
+        refused(r"run: in use by process", *start[command], "--out", "run", "--overwrite", "true")
+        assert {path: path.read_bytes() for path in before} == before
+    for words in (again[command], (*start[command], "--out", "run", "--overwrite", "true")):
+        code, text = tt(*words)
+        assert code == 0, text
+    assert not Path("run/lock").exists()
+
+
+def test_a_fit_of_another_process_is_not_disturbed(refused: Refused, tiny_dataset: Dataset) -> None:
+    save_npz(tiny_dataset, "x.npz")
+    words = ("pets", "x.npz", "--out", "run", "--ensemble.epochs", 10**9, "--ensemble.patience", 10**9, *PETS)
+    first = tt_process(*words)
+    try:
+        until = time.monotonic() + 60
+        while not Path("run/resume.safetensors").is_file() and time.monotonic() < until:
+            time.sleep(0.05)
+        refused(f"run: in use by process {first.pid} on ", *words, "--resume", "true")
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_a_new_folder_that_another_process_made_meanwhile_is_refused(tmp_path: Path) -> None:
+    with OutputFolder(tmp_path / "run", resume=False) as mine, OutputFolder(tmp_path / "run", resume=False) as other:
+        other.prepare()
+        with pytest.raises(FolderInUseError, match="run was created by another process meanwhile"):
+            mine.prepare()
+    with pytest.raises(ValueError, match="run exists already; choose another folder or pass resume=True"):
+        OutputFolder(tmp_path / "run", resume=False)

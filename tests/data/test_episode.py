@@ -357,3 +357,13 @@ def test_maps_of_a_dataset_must_have_the_same_shape() -> None:
 def test_values_of_discrete_observations_must_be_categories() -> None:
     with pytest.raises(ValueError, match="episode 0: cell must be an integer from 0 to 4, got 5"):
         Dataset((episode(),), {}, (Dimension("x"), Dimension("cell", 5)))
+
+
+def test_an_array_whose_name_was_damaged_is_not_taken_for_a_missing_one(tmp_path: Path, tiny_dataset: Dataset) -> None:
+    path = tmp_path / "x.npz"
+    save_npz(tiny_dataset, path)
+    whole = path.read_bytes()
+    for place in (whole.index(b"rewards.npy"), whole.rindex(b"rewards.npy")):
+        path.write_bytes(whole[:place] + b"t" + whole[place + 1 :])  # in the header of the array, or in the directory
+        with pytest.raises(ValueError, match=r"x\.npz: not a readable \.npz dataset .*tewards"):
+            load_npz(path)

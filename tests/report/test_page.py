@@ -1,5 +1,6 @@
 """The report page: what it shows of one run and of two, and that it is a single file whose texts are escaped."""
 
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -176,3 +177,23 @@ def test_routes_are_drawn_in_the_four_rooms_only(tmp_path: Path) -> None:
 
 def _walk() -> Episode:
     return Episode(np.full((2, 2), 0.3, np.float32), np.zeros((1, 2), np.float32), None, True)
+
+
+def test_episodes_that_are_not_those_of_the_evaluation_are_refused(tmp_path: Path, tiny_dataset: Dataset) -> None:
+    run = write_run(tmp_path / "run")
+    played, stored = run / "evaluation.npz", run / "evaluation.json"
+    save_npz(tiny_dataset, played)
+    result = json.loads(stored.read_text())
+    stored.write_text(json.dumps({**result, "episodes_sha256": hashlib.sha256(played.read_bytes()).hexdigest()}))
+    played_by = read_run(run).played
+    assert played_by is not None and played_by.num_steps == tiny_dataset.num_steps
+    whole = played.read_bytes()
+    for place in range(0, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[place] ^= 4
+        played.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"evaluation\.npz: the file is damaged or belongs to another evaluation"):
+            read_run(run)
+    stored.write_text(json.dumps(result))  # of an earlier version, which stored no digest
+    played.write_bytes(whole)
+    assert read_run(run).played is not None

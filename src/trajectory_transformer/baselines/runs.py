@@ -20,7 +20,7 @@ from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.sources import Columns, load_dataset
 from trajectory_transformer.data.sources.columns import parse_columns
-from trajectory_transformer.files import lock_folder, naming, read_json, replacing, write_atomically
+from trajectory_transformer.files import lock_folder, naming, read_json, replacing, settings_from, write_atomically
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.results import write_result
 from trajectory_transformer.rollout import Dims
@@ -64,7 +64,7 @@ class BaselineRunSettings:
             stored = read_json(folder / RUN)
             if stored.get("columns") is not None:
                 stored["columns"] = parse_columns(stored["columns"], str(folder / RUN), complete=False)
-            settings = cls(**{**stored, "seeds": tuple(stored["seeds"])})
+            settings = settings_from(cls, stored)
             changed(find_preset(settings.algorithm).settings, settings.settings)  # refuses what the algorithm would
             return settings
 
@@ -250,7 +250,8 @@ def resume_baseline(folder: Path, dataset: Dataset | str | Path | None = None, *
     given = data_to_resume(folder, settings, dataset, command="tt baseline")
     if not isinstance(given, Dataset):
         settings = replace(settings, dataset=given)
-    run = _make_run(settings, folder, device, given if isinstance(given, Dataset) else None, resume=True)
+    with naming(folder, "cannot be resumed"):
+        run = _make_run(settings, folder, device, given if isinstance(given, Dataset) else None, resume=True)
     run.baseline.save(folder)  # a kill may have come between the two files of the last save
     return run
 

@@ -4,6 +4,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trajectory_transformer.cli.terminal import printable
+from trajectory_transformer.files import LOCK, lock_folder
 from trajectory_transformer.results import two_digits
 
 LINE_SECONDS = 10.0  # between two lines of progress in a file
@@ -42,7 +44,8 @@ console = PlainConsole(highlight=False, markup=False, emoji=False, soft_wrap=Tru
 def claim(*paths: Path | None, overwrite: bool = False) -> None:
     """Refuse paths that exist or cannot be written, before any work starts.
 
-    With `overwrite`, a folder that exists is removed. A file stays until the new one replaces it.
+    With `overwrite`, a folder that exists is removed, unless another process works in it. A file stays until the new
+    one replaces it.
     """
     given = [path for path in paths if path is not None]
     for path in given:
@@ -54,7 +57,8 @@ def claim(*paths: Path | None, overwrite: bool = False) -> None:
         raise ValueError(f"{twice} would be written twice; choose different paths")
     for path in given:
         if path.is_dir():
-            shutil.rmtree(path)
+            with lock_folder(path) if (path / LOCK).is_file() else nullcontext():  # refuses one that is in use
+                shutil.rmtree(path)
 
 
 def _check_writable(path: Path) -> None:

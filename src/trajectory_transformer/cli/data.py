@@ -79,6 +79,7 @@ class Show(DataFlags):
     def execute(self) -> None:
         """Print."""
         from trajectory_transformer.report.dataset import dataset_figure, discount_advice, summarize_dimensions
+        from trajectory_transformer.report.plots import save_figure
         from trajectory_transformer.tokens.checks import dataset_warnings
         from trajectory_transformer.tokens.tokenizer import Tokenizer
 
@@ -118,8 +119,7 @@ class Show(DataFlags):
                 "Plan for return with search.action.middle, which is the default; imitate with --search.imitate median"
             )
         if self.plot is not None:
-            self.plot.parent.mkdir(parents=True, exist_ok=True)
-            dataset_figure(dataset).savefig(self.plot, dpi=120)
+            save_figure(dataset_figure(dataset), self.plot, dpi=120)
             console.print(f"wrote {self.plot}")
 
 

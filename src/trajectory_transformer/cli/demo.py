@@ -118,7 +118,7 @@ class Demo:
 
     def _run(self, task: Task, dataset: Path, goals: int) -> None:
         """Collect, train, evaluate and write the report."""
-        from trajectory_transformer.report.plots import loss_figure, routes_figure
+        from trajectory_transformer.report.plots import loss_figure, routes_figure, save_figure
         from trajectory_transformer.report.rooms import between_rooms, success_by_doors
         from trajectory_transformer.runs import METRICS
 
@@ -144,11 +144,11 @@ class Demo:
         ).execute()
         rooms = task.env == FOUR_ROOMS_ID
         shown = between_rooms(demonstrations.episodes, ROUTES) if rooms else demonstrations.episodes[:ROUTES]
-        routes_figure(shown).savefig(self.out / "demonstrations.png", dpi=150)
-        loss_figure(self.out / METRICS).savefig(self.out / "loss.png", dpi=150)
+        save_figure(routes_figure(shown), self.out / "demonstrations.png")
+        save_figure(loss_figure(self.out / METRICS), self.out / "loss.png")
         console.rule(f"3. plan for {goals} held-out starts and goals")
         routes = Evaluate(run=str(self.out), episodes=goals, num_envs=task.num_envs, search=task.search).execute()
         if rooms:
             console.print(success_by_doors(routes))
         shown = between_rooms(routes, ROUTES) if rooms else routes[:ROUTES]
-        routes_figure(shown).savefig(self.out / "routes.png", dpi=150)
+        save_figure(routes_figure(shown), self.out / "routes.png")

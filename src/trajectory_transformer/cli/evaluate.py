@@ -12,8 +12,8 @@ from trajectory_transformer.cli.parser import changed_flags, command_line
 from trajectory_transformer.config import FIRST_SEED, PresetName, SearchConfig
 from trajectory_transformer.data.episode import Dataset, Episode, Metadata, save_npz
 from trajectory_transformer.data.scores import references_of
-from trajectory_transformer.files import lock_folder, naming, read_json
-from trajectory_transformer.results import write_result
+from trajectory_transformer.files import file_sha256, lock_folder, naming, read_json
+from trajectory_transformer.results import EPISODES, write_result
 
 if TYPE_CHECKING:
     import torch
@@ -305,6 +305,7 @@ class Evaluate:
             details={
                 "settings": {**origin, **settings},
                 "returns": [episode.total_reward for episode in found.episodes],
+                EPISODES: file_sha256(played),
                 **({} if by_seed is None else {"by_training_seed": by_seed}),
                 **_training(find_model(str(self.run))),
             },

@@ -8,6 +8,7 @@ from trajectory_transformer.cli.console import claim, console
 from trajectory_transformer.cli.data import DataFlags, load_dataset
 from trajectory_transformer.config import PRESETS, require
 from trajectory_transformer.data.episode import Metadata
+from trajectory_transformer.files import replacing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,8 @@ class Import(DataFlags):
         except ValueError as error:
             raise ValueError(f"{self.state}: {error}") from error
         metadata: Metadata = {**dataset.metadata, "imported": Path(self.state).name}
-        TrajectoryModel(gpt, tokenizer, metadata).save(self.out)
+        with replacing(self.out) as temporary:
+            TrajectoryModel(gpt, tokenizer, metadata).save(temporary)
         config = gpt.config
         console.print(
             f"read {config.num_layers} layers of width {config.width}, {config.window} transitions of "

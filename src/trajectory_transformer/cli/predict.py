@@ -55,7 +55,7 @@ class Predict(DataFlags):
         """Predict, print the error and write the picture."""
         from trajectory_transformer.gpu.backends import find_device
         from trajectory_transformer.model.trajectory_model import TrajectoryModel
-        from trajectory_transformer.report.plots import prediction_figure
+        from trajectory_transformer.report.plots import prediction_figure, save_figure
         from trajectory_transformer.search.predict import predict, recorded
 
         if self.run is None:
@@ -91,8 +91,8 @@ class Predict(DataFlags):
         spread = np.concatenate([episode.observations for episode in dataset]).std(axis=0) + 1e-8
         error = np.abs(np.nanmedian(prediction.observations, axis=0) - truth) / spread  # [H, O]
         names = [dimension.name for dimension in dataset.observation_dimensions]
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        prediction_figure(prediction, episode, start=self.start, dims=dims, names=names).savefig(self.out, dpi=150)
+        figure = prediction_figure(prediction, episode, start=self.start, dims=dims, names=names)
+        save_figure(figure, self.out)
         console.print(
             f"median prediction of episode {self.episode} from step {self.start}: error of {error[0].mean():.3g} "
             f"standard deviations of the data after 1 step, {error[-1].mean():.3g} after {horizon}"

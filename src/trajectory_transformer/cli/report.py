@@ -42,6 +42,7 @@ class Report:
     def execute(self) -> None:
         """Print or write."""
         from trajectory_transformer.report.locomotion import average, locomotion_figure, method_scores
+        from trajectory_transformer.report.plots import save_figure
         from trajectory_transformer.report.run import is_run
         from trajectory_transformer.report.tables import has_markers, results_table, write_tables
 
@@ -65,7 +66,7 @@ class Report:
             console.print(f"wrote tables of results into {document}")
         pictures = folder.resolve().parent / "docs" / "images"
         if self.into is None and pictures.is_dir() and any(map(average, method_scores(folder).values())):
-            locomotion_figure(folder).savefig(pictures / "locomotion.png", dpi=150)
+            save_figure(locomotion_figure(folder), pictures / "locomotion.png")
             console.print(f"wrote {pictures / 'locomotion.png'}")
         if not documents:
             console.print(results_table(folder), markup=False)

@@ -68,6 +68,7 @@ class CompareStudy(DataFlags):
         from trajectory_transformer.analysis.protocol import study_dataset
         from trajectory_transformer.analysis.study import StudyConfig
         from trajectory_transformer.gpu.backends import find_device
+        from trajectory_transformer.report.plots import save_figure
         from trajectory_transformer.report.prediction import Panel, likelihood_figure
 
         require(bool(self.predictors), "name predictors with --predictors, for example '{tt: runs/tt}'", "none")
@@ -109,6 +110,6 @@ class CompareStudy(DataFlags):
             details=study.details,
         )
         panels = [Panel(TITLES[kind], study.curves[kind], study.oracle) for kind in kinds]
-        likelihood_figure(*panels).savefig(picture, dpi=150)
+        save_figure(likelihood_figure(*panels), picture)
         console.print(metrics_table(f"{len(study.details['starts'])} starts", study.metrics))
         console.print(f"wrote {self.out} and {picture}")

@@ -266,6 +266,8 @@ def read_npz(path: Path, only: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a `.npz` file whose names are in `only`; others are not read."""
     kinds = (zipfile.BadZipFile, zlib.error, EOFError, OSError, TypeError, RuntimeError, KeyError, NotImplementedError)
     with naming(path, "not a readable .npz dataset", *kinds), zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            archive.open(info).close()  # refuses a name that was damaged: the array would seem to be missing
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         members = {name: info for name, info in members.items() if name in only}
         check_size(path, sum(info.file_size for info in members.values()))

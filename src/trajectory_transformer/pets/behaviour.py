@@ -16,6 +16,7 @@ from torch import Tensor
 from trajectory_transformer.checkpoint import load_checkpoint, save_checkpoint
 from trajectory_transformer.config import EnsembleConfig, require
 from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.files import OutputFolder, settings_from
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.pets.ensemble import Scales, build_networks, check_network, network_inputs
 from trajectory_transformer.pets.fit import EnsembleMetrics, Masks, Transitions, column_moments, fit_networks
@@ -67,7 +68,7 @@ class Behaviour:
         tensors, description = load_checkpoint(folder)
         try:
             stored = description["behaviour"]
-            config, masked = EnsembleConfig(**stored["config"]), bool(stored["masked"])
+            config, masked = settings_from(EnsembleConfig, stored["config"], "config"), bool(stored["masked"])
             scales = {name: tensors.pop(name).to(device) for name in _SCALES}
             check_network(tensors, config)
             networks = _build(config.num_elites, config, scales, masked=masked, seed=0)
@@ -93,8 +94,6 @@ def fit_behaviour(
     config = config or EnsembleConfig()
     folder = None if out is None else Path(out)
     require(not resume or folder is not None, "resume needs the folder to resume, out", out)
-    if folder is not None and folder.exists() and not resume:
-        raise ValueError(f"{folder} exists already; choose another folder or pass resume=True")
     require(dataset.num_steps >= 2, "a cloned policy needs at least 2 transitions", dataset.num_steps)
     states = torch.from_numpy(np.concatenate([episode.observations[:-1] for episode in dataset]))
     actions = torch.from_numpy(np.concatenate([episode.actions for episode in dataset]))
@@ -111,12 +110,11 @@ def fit_behaviour(
     scales = {name: value.to(place) for name, value in scales.items()}
     networks = _build(config.num_networks, config, scales, masked=masks is not None, seed=seed).to(place)
     data = Transitions(inputs.to(place), targets.to(place), None)
-    elites = fit_networks(
-        networks, data, scales, config, seed=seed, folder=folder, resume=resume, on_metrics=on_metrics
-    )
-    behaviour = Behaviour(elites, scales, config, masked=masks is not None)
-    if folder is not None:
-        behaviour.save(folder)
+    with OutputFolder(folder, resume=resume) as output:
+        elites = fit_networks(networks, data, scales, config, seed=seed, output=output, on_metrics=on_metrics)
+        behaviour = Behaviour(elites, scales, config, masked=masks is not None)
+        if folder is not None:
+            behaviour.save(folder)
     return behaviour
 
 

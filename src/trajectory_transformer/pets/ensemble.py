@@ -13,6 +13,7 @@ from torch import Tensor
 from trajectory_transformer.checkpoint import check_finite, check_stored, load_checkpoint, save_checkpoint
 from trajectory_transformer.config import EnsembleConfig, require
 from trajectory_transformer.data.episode import FloatArray
+from trajectory_transformer.files import settings_from
 from trajectory_transformer.pets.networks import GaussianNetworks
 from trajectory_transformer.randomness import stream_seed
 
@@ -198,7 +199,7 @@ class Ensemble:
         tensors, description = load_checkpoint(folder)
         try:
             stored = description["ensemble"]
-            config = EnsembleConfig(**stored["config"])
+            config = settings_from(EnsembleConfig, stored["config"], "config")
             observation_dim, masked = int(stored["observation_dim"]), bool(stored["masked"])
             scales = {name: tensors.pop(name).to(device) for name in _SCALES}
             check_network(tensors, config)

@@ -13,6 +13,7 @@ from torch import Tensor
 from trajectory_transformer.checkpoint import read_tensors, write_tensors
 from trajectory_transformer.config import EnsembleConfig, require
 from trajectory_transformer.data.episode import Dataset
+from trajectory_transformer.files import OutputFolder
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.gpu.training.captured import CapturedCalls
 from trajectory_transformer.pets.ensemble import (
@@ -82,17 +83,14 @@ def fit(
     config = config or EnsembleConfig()
     folder = None if out is None else Path(out)
     require(not resume or folder is not None, "resume needs the folder to resume, out", out)
-    if folder is not None and folder.exists() and not resume:
-        raise ValueError(f"{folder} exists already; choose another folder or pass resume=True")
-    scales, data = _prepare(dataset, config, masks, find_device(device))
-    mask_dim = 0 if masks is None else dataset.observation_dim
-    networks = build_networks(config.num_networks, config, scales, mask_dim, seed=seed).to(data.inputs.device)
-    elites = fit_networks(
-        networks, data, scales, config, seed=seed, folder=folder, resume=resume, on_metrics=on_metrics
-    )
-    ensemble = Ensemble(elites, scales, config, observation_dim=dataset.observation_dim, masked=masks is not None)
-    if folder is not None:
-        ensemble.save(folder)
+    with OutputFolder(folder, resume=resume) as output:
+        scales, data = _prepare(dataset, config, masks, find_device(device))
+        mask_dim = 0 if masks is None else dataset.observation_dim
+        networks = build_networks(config.num_networks, config, scales, mask_dim, seed=seed).to(data.inputs.device)
+        elites = fit_networks(networks, data, scales, config, seed=seed, output=output, on_metrics=on_metrics)
+        ensemble = Ensemble(elites, scales, config, observation_dim=dataset.observation_dim, masked=masks is not None)
+        if folder is not None:
+            ensemble.save(folder)
     return ensemble
 
 
@@ -103,18 +101,19 @@ def fit_networks(
     config: EnsembleConfig,
     *,
     seed: int,
-    folder: Path | None,
-    resume: bool,
+    output: OutputFolder,
     on_metrics: Callable[[EnsembleMetrics], None] | None,
 ) -> GaussianNetworks:
-    """Train networks on rows and return the elites; the state after every pass is kept in `folder`, see `fit`."""
+    """Train networks on rows and return the elites; the state after every pass is kept in `output`, see `fit`."""
+    folder = output.path
     training = _Training(networks, data, config, seed)
     state = {"config": json.dumps(asdict(config)), "seed": str(seed)}
-    if folder is not None and resume and (folder / RESUME).is_file():
+    if folder is not None and (folder / RESUME).is_file():
         training.load(folder / RESUME, scales, state)
     while not training.finished:
         metrics = training.run_epoch()
         if folder is not None:
+            output.prepare()
             write_tensors(folder / RESUME, training.state() | scales, state | training.progress())
         if on_metrics is not None:
             on_metrics(metrics)

@@ -11,10 +11,16 @@ from matplotlib.figure import Figure
 
 from trajectory_transformer.data.episode import Episode
 from trajectory_transformer.envs.rooms import WALLS
-from trajectory_transformer.files import parse_json
+from trajectory_transformer.files import parse_json, replacing
 from trajectory_transformer.search.predict import Prediction
 
 TIME_COLORS = "viridis"
+
+
+def save_figure(figure: Figure, path: str | Path, dpi: int = 150) -> None:
+    """Write a figure in the format that the suffix of the file names; it appears complete or not at all."""
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=dpi, format=Path(path).suffix.removeprefix(".") or "png")
 
 
 def routes_figure(episodes: Sequence[Episode], columns: int = 4) -> Figure:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from trajectory_transformer.data.episode import Dataset, load_npz
-from trajectory_transformer.files import read_json
+from trajectory_transformer.files import file_sha256, read_json
+from trajectory_transformer.results import EPISODES
 from trajectory_transformer.runs import METRICS, TRAINING
 from trajectory_transformer.runs.settings import RUN
 
@@ -84,7 +85,7 @@ def read_run(folder: str | Path) -> RunRecord:
     played = None
     for name in evaluations:
         if (folder / f"{name}.npz").is_file():
-            played = load_npz(folder / f"{name}.npz")
+            played = _played(folder / f"{name}.npz", evaluations[name])
             break
     return RunRecord(
         folder=folder,
@@ -110,6 +111,16 @@ def _checked(path: Path, result: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(result.get("seconds", 0), int | float):
         raise ValueError(f"{path}: not a result of tt evaluate: seconds must be a number")
     return result
+
+
+def _played(path: Path, result: Mapping[str, Any]) -> Dataset:
+    """The episodes of an evaluation; refuses those that are damaged or of another one."""
+    if EPISODES in result and result[EPISODES] != file_sha256(path):
+        raise ValueError(
+            f"{path}: the file is damaged or belongs to another evaluation: its SHA-256 is not the one in "
+            f"{path.with_suffix('.json').name}; play the episodes again with tt evaluate --overwrite true"
+        )
+    return load_npz(path)
 
 
 def media_type(path: Path) -> str | None:

@@ -1,5 +1,6 @@
 """Record an episode as a video of the environment's rendered frames; needs no display."""
 
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from PIL import Image
 
 from trajectory_transformer.data.episode import Episode, FloatArray
 from trajectory_transformer.envs import make_env
+from trajectory_transformer.files import replacing, write_atomically
 from trajectory_transformer.rollout import Step, rollout
 
 Frame = npt.NDArray[np.uint8]
@@ -22,13 +24,17 @@ MIN_RATE, MAX_RATE = 4, 25  # frames per second
 
 
 def video_writer(path: str | Path) -> Callable[[Sequence[Frame], int], None]:
-    """A function that writes frames at a frame rate to a .gif or .mp4 file; raises if a package is missing."""
+    """A function that writes frames at a frame rate to a .gif or .mp4 file; raises if a package is missing.
+
+    The file appears complete or not at all.
+    """
     path = Path(path)
     if path.suffix == ".gif":
 
         def write_gif(frames: Sequence[Frame], rate: int) -> None:
             first, *others = [Image.fromarray(frame) for frame in frames]
-            first.save(path, save_all=True, append_images=others, duration=round(1000 / rate), loop=0)
+            with replacing(path) as temporary:
+                first.save(temporary, "GIF", save_all=True, append_images=others, duration=round(1000 / rate), loop=0)
 
         return write_gif
     if path.suffix != ".mp4":
@@ -40,7 +46,11 @@ def video_writer(path: str | Path) -> Callable[[Sequence[Frame], int], None]:
         raise ImportError("writing .mp4 needs: pip install 'trajectory-transformer[video]' (.gif does not)") from error
 
     def write_mp4(frames: Sequence[Frame], rate: int) -> None:
-        imageio.imwrite(path, np.stack(frames), fps=rate)
+        # The codec chooses its format by the suffix, which a temporary file beside the target does not have.
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder) / "video.mp4"
+            imageio.imwrite(written, np.stack(frames), fps=rate)
+            write_atomically(path, written.read_bytes())
 
     return write_mp4
 
@@ -139,7 +149,6 @@ def record_video(
         recorder = _FrameRecorder(env, stride)
         envs = SyncVectorEnv([lambda: recorder], copy=False, autoreset_mode=AutoresetMode.DISABLED)
         rollout(envs, _Replay(episode, on_step), num_episodes=1, seed=seed)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write(*_paced(recorder.frames, rate // stride))
 
 

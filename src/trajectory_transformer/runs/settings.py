@@ -9,7 +9,7 @@ from typing import Any
 from trajectory_transformer.checkpoint import model_config_from, token_config_from
 from trajectory_transformer.config import ModelConfig, TokenConfig, TrainConfig
 from trajectory_transformer.data.sources.columns import Columns, parse_columns
-from trajectory_transformer.files import naming, read_json, write_atomically
+from trajectory_transformer.files import naming, read_json, settings_from, write_atomically
 from trajectory_transformer.tokens.tokenizer import CONVENTIONS
 from trajectory_transformer.training.optim import GRAD_CLIP, RECIPES, OptimizerRecipe
 
@@ -55,8 +55,8 @@ class RunSettings:
                 known["columns"] = parse_columns(known["columns"], str(folder / RUN), complete=False)
             known["tokens"] = token_config_from(known["tokens"])
             known["model"] = model_config_from(known["model"])
-            known["train"] = _with_length(TrainConfig(**known["train"]))
-            return cls(**known)
+            known["train"] = _with_length(settings_from(TrainConfig, known["train"], "train"))
+            return settings_from(cls, known)
 
 
 def _with_length(train: TrainConfig) -> TrainConfig:
@@ -66,8 +66,8 @@ def _with_length(train: TrainConfig) -> TrainConfig:
 
 def _upgraded(stored: Mapping[str, Any]) -> dict[str, Any] | None:
     """Settings of a run started before version 0.1 under their new names; None if they no longer exist."""
-    old = dict(stored["train"])
-    if "betas" not in old:
+    old = stored["train"]
+    if not isinstance(old, dict) or "betas" not in old:
         return {}
     tokens = stored["tokens"]
     details = ("bin_value", "final_observation", "max_episode_steps", "loss_mask")

@@ -11,6 +11,7 @@ from trajectory_transformer.data.episode import Dataset, dimension_fields
 from trajectory_transformer.data.sources import Columns, load_dataset
 from trajectory_transformer.data.sources.columns import columns_path
 from trajectory_transformer.data.sources.lerobot import is_lerobot
+from trajectory_transformer.files import file_sha256
 from trajectory_transformer.tokens.checks import dataset_warnings
 from trajectory_transformer.tokens.shards import Shards, build_shards, open_shards
 from trajectory_transformer.tokens.tokenizer import Tokenizer, layout_of
@@ -96,8 +97,7 @@ def _content(path: Path) -> str | None:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+    return f"sha256:{file_sha256(path)}"
 
 
 def open_or_build_shards(

@@ -10,7 +10,7 @@ from trajectory_transformer.config import TrainConfig, require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.sources import load_dataset
 from trajectory_transformer.data.split import held_out_episodes, split_episodes
-from trajectory_transformer.files import replacing
+from trajectory_transformer.files import naming, replacing
 from trajectory_transformer.gpu.backends import make_batch_maker, make_engine
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.runs.initial import check_same_dimensions
@@ -84,15 +84,16 @@ def resume_run(
     episodes = dataset if isinstance(dataset, Dataset) else None
     # The bins of another run are not those of the data; they are in the checkpoint.
     initial = None if settings.init is None else TrajectoryModel.load(folder)
-    trainer = _make_trainer(
-        settings,
-        device,
-        world or World(),
-        episodes,
-        initial=initial,
-        source=settings.source,
-        check_shards=check_shards,
-    )
+    with naming(folder, "cannot be resumed"):
+        trainer = _make_trainer(
+            settings,
+            device,
+            world or World(),
+            episodes,
+            initial=initial,
+            source=settings.source,
+            check_shards=check_shards,
+        )
     trainer.load(folder / RESUME)
     if train is not None:
         require(
