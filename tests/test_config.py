@@ -84,8 +84,8 @@ def test_defaults_are_valid_and_frozen(kind: type[Config]) -> None:
         setattr(config, fields(config)[0].name, 1)
 
 
-def test_the_default_preset_holds_the_defaults() -> None:
-    assert PRESETS["default"] == Preset()
+def test_the_default_preset_holds_the_defaults_and_looks_at_the_data_for_a_penalty() -> None:
+    assert PRESETS["default"] == Preset(tokens=TokenConfig(termination_penalty="auto"))
 
 
 def test_the_default_preset_is_the_recipe_for_continuous_control() -> None:

@@ -197,7 +197,7 @@ def token_config_from(stored: Mapping[str, Any]) -> TokenConfig:
         known = {name: value for name, value in stored.items() if name not in old}
         known["authors_conventions"] = stored["loss_mask"] == "input"
     if isinstance(known, dict):
-        known = {"truncated": "stop", "termination_penalty": None} | known  # the defaults of earlier versions
+        known = {"truncated": "stop"} | known  # the default of earlier versions
     return settings_from(TokenConfig, known, "tokens")
 
 

@@ -44,8 +44,9 @@ class TokenConfig:
     """Discount of the return-to-go."""
     value_includes_reward: bool = False
     """Whether the return-to-go of a step includes the step's own reward (as in the paper) or not (as in its code)."""
-    termination_penalty: float | None = None
-    """Replaces the reward of a step that terminated the task; null keeps rewards as recorded."""
+    termination_penalty: float | Literal["auto"] | None = None
+    """Replaces the reward of a step that terminated the task; null keeps rewards as recorded. auto: -30 times the mean
+    absolute reward if longer episodes of the data have higher returns, so that an early end is a failure; else null."""
     truncated: Literal["stop", "continue"] = "continue"
     """Return-to-go after a truncated episode: nothing more, or the episode's mean reward forever."""
     authors_conventions: bool = False
@@ -58,7 +59,7 @@ class TokenConfig:
         require(self.num_bins >= 2, "tokens.num_bins must be at least 2: one bin tells nothing", self.num_bins)
         require(self.num_bins <= 32767, "tokens.num_bins must be at most 32767", self.num_bins)
         require(
-            self.termination_penalty is None or isfinite(self.termination_penalty),
+            not isinstance(self.termination_penalty, float) or isfinite(self.termination_penalty),
             "tokens.termination_penalty must be finite",
             self.termination_penalty,
         )
@@ -310,9 +311,10 @@ def _reference(epochs: int = 50, **search: object) -> Preset:
 
 
 PRESETS: dict[PresetName, Preset] = {
-    "default": Preset(),
+    "default": Preset(tokens=TokenConfig(termination_penalty="auto")),
     # Minutes on the CPU of a laptop; `tt train` takes it where there is no GPU.
     "small": Preset(
+        tokens=TokenConfig(termination_penalty="auto"),
         model=ModelConfig(window=5, num_layers=2, width=64, dropout=0.0),
         train=TrainConfig(steps=3000, batch_size=64, learning_rate=2e-3),
     ),

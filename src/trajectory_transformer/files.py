@@ -137,6 +137,8 @@ _annotations = functools.cache(get_type_hints)  # evaluates texts: slower than a
 def _typed(kind: Any, value: object, name: str) -> Any:
     """A value of JSON in the type of an annotation."""
     options = [each for each in get_args(kind) if each is not NoneType]
+    if any(get_origin(each) is Literal and value in get_args(each) for each in options if isinstance(value, str)):
+        return value
     if NoneType in get_args(kind):
         return None if value is None else _typed(options[0], value, name)
     origin: Any = get_origin(kind) or kind

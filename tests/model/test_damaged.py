@@ -117,6 +117,7 @@ def test_a_window_whose_attention_mask_exceeds_the_memory_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trajectory_transformer.limits.available_bytes", lambda: 100)
+    monkeypatch.setattr("trajectory_transformer.limits._SMALL", 1)
     with pytest.raises(ValueError, match="memory"):
         TrajectoryModel.load(folder)
 

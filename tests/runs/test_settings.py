@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import pytest
 
@@ -60,7 +61,9 @@ def allowed(annotation: str) -> set[str]:
 def wrong_values(kind: type[Any]) -> Iterator[tuple[str, Any]]:
     """Every field with values of all kinds of JSON that it cannot hold."""
     for field in fields(kind):
-        text = field.type.__name__ if type(field.type) is type else str(field.type)
+        options = get_args(field.type) if get_origin(field.type) in (Union, UnionType) else (field.type,)
+        names = [each.__name__ if type(each) is type else str(each) for each in options]
+        text = " | ".join("None" if name == "NoneType" else name for name in names)
         for name, values in VALUES.items():
             if name not in allowed(text):
                 yield from ((field.name, value) for value in values)
@@ -78,11 +81,15 @@ def test_every_field_refuses_every_kind_of_json_that_it_cannot_hold(kind: type[A
 
 
 def test_values_of_json_become_the_types_of_the_annotations() -> None:
-    stored = {"goal_dims": [0, 1], "discount": 1, "termination_penalty": None, "rewards": False}
-    assert settings_from(TokenConfig, stored) == TokenConfig(goal_dims=(0, 1), discount=1.0, rewards=False)
+    stored = {"goal_dims": [0, 1], "discount": 0, "termination_penalty": None, "rewards": False}
+    assert settings_from(TokenConfig, stored) == TokenConfig(goal_dims=(0, 1), discount=0.0, rewards=False)
     assert type(settings_from(TokenConfig, stored).discount) is float
+    for penalty in ("auto", -3.0):
+        assert settings_from(TokenConfig, {"termination_penalty": penalty}).termination_penalty == penalty
     search = {"beam_width": 2, "action": {"top_k": 3, "nucleus": 0.5}, "first_action": None}
-    assert settings_from(SearchConfig, search) == SearchConfig(beam_width=2, action=Sampler(top_k=3, nucleus=0.5))
+    assert settings_from(SearchConfig, search) == SearchConfig(
+        beam_width=2, action=Sampler(top_k=3, nucleus=0.5), first_action=None
+    )
     with pytest.raises(ValueError, match=r"search\.action\.top_k must be a whole number, got \"3\""):
         settings_from(SearchConfig, {"action": {"top_k": "3"}}, "search")
     with pytest.raises(ValueError, match=r"tokens\.goal_dims\[1\] must be a whole number, got true"):

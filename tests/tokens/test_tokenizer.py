@@ -9,7 +9,15 @@ from tests.conventions import authors_conventions
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data.episode import Dataset, Dimension, Episode
 from trajectory_transformer.tokens.discretizer import TokenArray
-from trajectory_transformer.tokens.tokenizer import CONVENTIONS, Conventions, Tokenizer, layout_of, slot_values
+from trajectory_transformer.tokens.tokenizer import (
+    CONVENTIONS,
+    Conventions,
+    Tokenizer,
+    layout_of,
+    rewards_of,
+    slot_values,
+    with_penalty,
+)
 
 STOP = 4
 BY_HAND = TokenConfig(num_bins=4, discretizer="uniform", goal_dims=(0,), discount=0.5)
@@ -205,3 +213,47 @@ def test_a_state_is_far_outside_beyond_one_width_of_the_observed_range() -> None
     assert not tokenizer.far_outside(np.array(inside)).any()
     assert tokenizer.far_outside(np.array(outside)).tolist() == [[True, False], [True, False]]
     assert tokenizer.far_outside(np.array([[3.0, 50.0], [3.0, -50.0]])).tolist() == [[False, True], [False, True]]
+
+
+def ended(length: int, reward: float, *, terminated: bool = True, last: float | None = None) -> Episode:
+    rewards = np.full(length, reward, dtype=np.float32)
+    rewards[-1] = reward if last is None else last
+    return Episode(np.zeros((length + 1, 1), np.float32), np.zeros((length, 1), np.float32), rewards, terminated)
+
+
+AUTO = TokenConfig(termination_penalty="auto")
+
+
+@pytest.mark.parametrize(
+    ("episodes", "penalty"),
+    [
+        # Falling ends a stream of rewards: 30 times the mean reward, 25 / 12.
+        ([ended(2, 2.0), ended(10, 2.1, terminated=False)], -30 * 25 / 12),
+        ([ended(2, 2.0), ended(10, 2.1)], -30 * 25 / 12),
+        # A goal with a reward ends the episode, or time costs: the sooner the better.
+        ([ended(3, 0.0, last=1.0), ended(10, 0.0, terminated=False)], None),
+        ([ended(3, -1.0), ended(10, -1.0)], None),
+        # All the same, no episode that ended the task, no rewards to look at.
+        ([ended(5, 1.0), ended(5, 2.0)], None),
+        ([ended(2, 1.0, terminated=False), ended(10, 1.0, terminated=False)], None),
+        ([], None),
+    ],
+)
+def test_an_automatic_penalty_asks_whether_longer_episodes_are_better(
+    episodes: list[Episode], penalty: float | None
+) -> None:
+    found = with_penalty(AUTO, episodes).termination_penalty
+    assert found == (None if penalty is None else pytest.approx(penalty))
+    assert with_penalty(replace(AUTO, rewards=False), episodes).termination_penalty is None
+    kept = TokenConfig(termination_penalty=-7.0)
+    assert with_penalty(kept, episodes) is kept
+
+
+def test_an_automatic_penalty_is_fitted_stored_and_learned() -> None:
+    dataset = Dataset((ended(2, 1.0), ended(10, 1.0, terminated=False)))
+    tokenizer = Tokenizer.fit(dataset, AUTO)
+    assert tokenizer.config == replace(AUTO, termination_penalty=-30.0)
+    expected = Tokenizer.fit(dataset, replace(AUTO, termination_penalty=-30.0))
+    assert (tokenizer.encode(*dataset) == expected.encode(*dataset)).all()
+    rewards, _ = rewards_of(dataset.episodes[0], tokenizer.config)
+    assert rewards.tolist() == [1.0, -30.0]

@@ -172,7 +172,7 @@ def brute_force_window(
         if config.rewards:
             assert episode.rewards is not None
             rewards = [float(reward) for reward in episode.rewards]
-            if config.termination_penalty is not None and episode.terminated:
+            if isinstance(config.termination_penalty, float) and episode.terminated:
                 rewards[-1] = config.termination_penalty
             values = returns_to_go(np.array(rewards), config.discount)
             numbers += [rewards[step], float(values[step])] if step < steps else [None, None]

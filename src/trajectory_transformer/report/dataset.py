@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data.episode import Dataset, Dimension
 from trajectory_transformer.report.plots import plain_label
-from trajectory_transformer.tokens.tokenizer import Tokenizer, rewards_of, slot_values
+from trajectory_transformer.tokens.tokenizer import Tokenizer, rewards_of, slot_values, with_penalty
 
 _MAX_PANELS = 40  # a figure shows at most this many dimensions
 _DISCOUNTS = (0.95, 0.98, 0.99, 0.995, 0.997, 0.998, 0.999)  # candidates to suggest
@@ -36,8 +36,9 @@ class DimensionSummary:
 
 def summarize_dimensions(dataset: Dataset, config: TokenConfig) -> Iterator[DimensionSummary]:
     """Summarise every slot in the order of the tokens: observations, actions, reward and return to go."""
-    discretizer = Tokenizer.fit(dataset, config).discretizer
-    parts = [slot_values(episode, config) for episode in dataset]
+    tokenizer = Tokenizer.fit(dataset, config)
+    discretizer = tokenizer.discretizer
+    parts = [slot_values(episode, tokenizer.config) for episode in dataset]
     slots = [column for part in zip(*parts, strict=True) for column in np.concatenate(part).T]
     described = [*dataset.observation_dimensions, *dataset.action_dimensions]
     described += [Dimension("reward"), Dimension("return to go")]
@@ -79,6 +80,7 @@ def discount_agreement(dataset: Dataset, config: TokenConfig) -> float | None:
     if len(complete) < max(_MIN_EPISODES, len(dataset) / 2):
         return None
     returns, discounted = [], []
+    config = with_penalty(config, dataset)
     for episode in complete:
         rewards, after = rewards_of(episode, config)
         returns.append(episode.total_reward)

@@ -104,6 +104,8 @@ def train(
         longer = None if train is None else replace(stored.train, steps=train.steps, epochs=train.epochs)
         if longer == stored.train or longer != train:
             longer = None
+        if tokens is not None and tokens.termination_penalty == "auto":
+            tokens = replace(tokens, termination_penalty=stored.tokens.termination_penalty)
         # A seed of 0 is the default, so it cannot be told from one that was left out.
         for name, given in (("tokens", tokens), ("model", model), ("train", train), ("seed", seed or None)):
             if given is not None and given not in (getattr(stored, name), longer):

@@ -16,6 +16,8 @@ def settings_of_init(
     """Token and model settings of the run to start from; refuses other ones."""
     initial = TrajectoryModel.load(init)
     known = initial.tokenizer.config, initial.gpt.config
+    if tokens is not None and tokens.termination_penalty == "auto":
+        tokens = replace(tokens, termination_penalty=initial.tokenizer.config.termination_penalty)
     for name, given, stored in zip(("tokens", "model"), (tokens, model), known, strict=True):
         if given is not None and given != stored:
             raise ValueError(

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
-from trajectory_transformer.config import TokenConfig
+from trajectory_transformer.config import PRESETS, TokenConfig
 from trajectory_transformer.data.episode import Dataset, dimension_fields
 from trajectory_transformer.data.sources import Columns, load_dataset
 from trajectory_transformer.data.sources.columns import columns_path
@@ -123,7 +123,7 @@ def open_or_build_shards(
                 f"{folder} holds tokens of a different dataset (expected {source}, got {shards.source}); "
                 "choose another folder with --shards or remove it"
             )
-        if resumes or dataset is not None or tokens != TokenConfig():
+        if resumes or dataset is not None or tokens not in (TokenConfig(), PRESETS["default"].tokens):
             _check_settings(folder, shards.tokenizer.config, tokens)
         return shards
     if dataset is None:
@@ -136,7 +136,7 @@ def open_or_build_shards(
     build_shards(
         folder,
         lambda: episodes,
-        tokens,
+        tokenizer.config,
         metadata=episodes.metadata,
         source=identity(dataset, columns),
         discretizer=tokenizer.discretizer,
@@ -148,7 +148,7 @@ def open_or_build_shards(
 def _check_settings(folder: Path, stored: TokenConfig, requested: TokenConfig) -> None:
     """Refuse tokens that were made with other settings."""
     for name, value in asdict(requested).items():
-        if value != asdict(stored)[name]:
+        if value not in ("auto", asdict(stored)[name]):  # the same data gives the same number for auto
             raise ValueError(
                 f"{folder} holds tokens made with tokens.{name} {asdict(stored)[name]}, not {value}; "
                 "choose another folder with --shards or remove it"

@@ -12,12 +12,18 @@ _FAR = 1e6  # values this many times further from the median than usual are repo
 
 
 def dataset_warnings(dataset: Dataset, tokenizer: Tokenizer) -> Iterator[str]:
-    """Sentences about goals that are not used, values far from all others, and dimensions that fall into one bin."""
+    """Sentences about unused goals, replaced rewards, values far from all others, and dimensions in a single bin."""
     config = tokenizer.config
     if dataset.episodes[0].goal is not None and not config.goal_dims:
         yield (
             "the episodes have goals, but tokens.goal_dims is empty, so the model does not see them; name the "
             "observation dimensions that a goal refers to, for example --tokens.goal_dims '[0, 1]'"
+        )
+    terminated = sum(episode.terminated for episode in dataset)
+    if config.rewards and terminated and config.termination_penalty is not None:
+        yield (
+            f"in {terminated} of {len(dataset)} episodes the reward of the last step counts as "
+            f"{config.termination_penalty:.4g}, because it ended the task (--tokens.termination_penalty null keeps it)"
         )
     parts = [slot_values(episode, config) for episode in dataset]
     slots = [column for part in zip(*parts, strict=True) for column in np.concatenate(part).T]

@@ -31,7 +31,7 @@ from trajectory_transformer.data.episode import (
 from trajectory_transformer.files import naming, read_json, replacing, write_atomically
 from trajectory_transformer.tokens.discretizer import Discretizer, discretizer_from, discretizer_tensors
 from trajectory_transformer.tokens.layout import TokenLayout
-from trajectory_transformer.tokens.tokenizer import CONVENTIONS, Tokenizer, layout_of, slot_values
+from trajectory_transformer.tokens.tokenizer import CONVENTIONS, Tokenizer, layout_of, slot_values, with_penalty
 from trajectory_transformer.tokens.windows import TokenizedDataset, token_type
 
 FORMAT = 2
@@ -106,7 +106,7 @@ def fit_stream(
 
     `action_categories` gives the number of categories of each action dimension, 0 for a continuous one. If all numbers
     fit, the result is that of `Tokenizer.fit`. If not, the bins are fitted on a seeded uniform sample of the steps and
-    the exact minimum and maximum.
+    the exact minimum and maximum. A termination penalty of `auto` must be a number by now (`with_penalty`).
     """
     reservoirs: list[Reservoir] = []
     for episode in episodes:
@@ -143,8 +143,9 @@ def build_shards(
 ) -> None:
     """Write the tokens of a stream of episodes as a folder.
 
-    `read` is called once per pass over the stream: to look at the first episode, to fit the discretizer if none is
-    given, and to write. At most one episode and the sample of `fit_stream` are in memory at a time. `dimensions` has
+    `read` is called once per pass over the stream: to look at the first episode, to find the termination penalty
+    if it is `auto`, to fit the discretizer if none is given, and to write. At most one episode and the sample of
+    `fit_stream` are in memory at a time. `dimensions` has
     the names, categories and labels of `dimension_fields`.
     """
     folder = Path(folder)
@@ -154,6 +155,7 @@ def build_shards(
     if first is None:
         raise ValueError("a dataset needs at least one episode, got none")
     layout = layout_of(Dataset((first,)), config)
+    config = with_penalty(config, read())
     discretizer = discretizer or fit_stream(
         read(), config, action_categories=action_categories, sample_values=sample_values, seed=seed
     )

@@ -1,8 +1,8 @@
 """Episodes to tokens and back: layout, discretizer and settings as one object."""
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -33,6 +33,7 @@ class Conventions:
     loss_mask: Literal["target", "input"] = "target"  # a prediction counts where its target or its input is real
 
 
+PENALTY_IN_REWARDS = 30  # mean absolute rewards that an early end costs; -100 in hopper, as in the authors' code
 CONVENTIONS = {
     False: Conventions(),
     True: Conventions(bin_value="midpoint", final_observation=False, max_episode_steps=1000, loss_mask="input"),
@@ -59,7 +60,8 @@ class Tokenizer:
     action_dimensions: tuple[Dimension, ...] = ()  # [A]
 
     def __post_init__(self) -> None:
-        """Fill in default dimensions."""
+        """Fill in default dimensions; without data, an automatic termination penalty is none."""
+        object.__setattr__(self, "config", with_penalty(self.config, ()))
         for kind, count in (("observation", self.layout.observation_dim), ("action", self.layout.action_dim)):
             if not getattr(self, f"{kind}_dimensions"):
                 object.__setattr__(self, f"{kind}_dimensions", default_dimensions(kind, count))
@@ -68,6 +70,7 @@ class Tokenizer:
     def fit(cls, dataset: Dataset, config: TokenConfig) -> "Tokenizer":
         """Fit the bins of every slot on all steps of a dataset."""
         layout = layout_of(dataset, config)
+        config = with_penalty(config, dataset)
         parts = [slot_values(episode, config) for episode in dataset]
         slots = [column for part in zip(*parts, strict=True) for column in np.concatenate(part).T]
         discretizer = fit_discretizer(slots, dataset, config)
@@ -203,10 +206,27 @@ def slot_values(episode: Episode, config: TokenConfig) -> list[DoubleArray]:
     return columns
 
 
+def with_penalty(config: TokenConfig, episodes: Iterable[Episode]) -> TokenConfig:
+    """Settings with a termination penalty that is a number or None: `auto` depends on the data."""
+    if config.termination_penalty != "auto":
+        return config
+    facts = [
+        (len(episode), episode.total_reward, float(np.abs(episode.rewards).sum()), episode.terminated)
+        for episode in episodes
+        if config.rewards and episode.rewards is not None
+    ]
+    lengths, returns, sizes, terminated = np.array(facts).reshape(-1, 4).T
+    # The covariance of length and return, up to a factor.
+    longer_is_better = float(((lengths - lengths.mean()) * returns).sum()) > 0.0 if facts else False
+    penalty = -PENALTY_IN_REWARDS * float(sizes.sum() / lengths.sum()) if longer_is_better else None
+    return replace(config, termination_penalty=penalty if terminated.any() else None)
+
+
 def rewards_of(episode: Episode, config: TokenConfig) -> tuple[DoubleArray, float]:
     """Rewards that the model is trained on [T], and the discounted return after the last step."""
     assert episode.rewards is not None
     rewards = episode.rewards.astype(np.float64)
+    assert config.termination_penalty != "auto", "with_penalty() makes it a number"
     if episode.terminated and config.termination_penalty is not None:
         rewards[-1] = config.termination_penalty
     goes_on = config.truncated == "continue" and not episode.terminated
