@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tests.attack.corpus import Target
-from trajectory_transformer.cli import parser
+from trajectory_transformer.cli import COMMANDS, parser
 from trajectory_transformer.cli.parser import Command
 
 SECONDS = 30  # after which a command counts as hanging
@@ -130,8 +130,14 @@ _parse = parser.parse
 _parse_once = functools.cache(_parse)
 
 
+def remember(words: list[str]) -> None:
+    """Parse a command for those who will be forked from this process."""
+    name = next(each for each in COMMANDS if words[: len(each.split())] == each.split())
+    _parse_once(name, COMMANDS[name], tuple(words[len(name.split()) :]))
+
+
 @contextmanager
-def _remembered_commands() -> Iterator[None]:
+def remembered_commands() -> Iterator[None]:
     """Parse the same words only once: it takes ten times as long as reading a small file."""
 
     def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Command:
@@ -171,7 +177,7 @@ def attack(
     words = [word.replace("{}", str(folder)) for word in target.words]
     out = io.StringIO()
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), _limited(), _remembered_commands():
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), _limited(), remembered_commands():
             code = main(words)
     except _Hang:
         return Outcome("hang", f"longer than {SECONDS} s")

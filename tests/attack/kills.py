@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.attack.corpus import SEARCH, STEP
+from tests.attack.fuzz import remember, remembered_commands
 from trajectory_transformer.cli import main
 from trajectory_transformer.data.sources import load_dataset
 
@@ -79,6 +80,7 @@ SCENARIOS = (
 
 def run_child(words: list[str], folder: Path, kill_at: int | None = None) -> tuple[int, int]:
     """Run a command in a fork; its exit code (negative: a signal), and the file events it caused."""
+    remember(words)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -114,7 +116,8 @@ def become(words: list[str], folder: Path, kill_at: int | None, write: int) -> N
     os.chdir(folder)
     sys.addaudithook(watch)
     try:
-        code = main(words)
+        with remembered_commands():
+            code = main(words)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:

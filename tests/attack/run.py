@@ -35,7 +35,7 @@ from trajectory_transformer.results import write_result
 SEED = 7
 BLOCK = 100  # mutations of a piece
 BLOCKS = 64  # pieces of each target
-ROUNDS = 3  # kills at every event
+ROUNDS = 2  # kills at every event
 METRICS = ("kills", "runs", "identical", "fuzzed", "raw", "silent", "hangs", "pairs", "soak_acts", "soak_mib")
 SOAK_ACTS, SOAKS = 5000, 4
 
@@ -112,8 +112,8 @@ def _resident() -> int:
 def pieces() -> Iterator[tuple[str, int, int]]:
     """All pieces: their kind, what they attack, and their block."""
     for block in range(BLOCKS):
-        if block % -(-BLOCKS // ROUNDS) == 0:
-            yield from (("kill", index, block) for index in range(len(SCENARIOS)))
+        if block < ROUNDS * len(SCENARIOS):  # spread, so that a part of the attack has something of everything
+            yield "kill", block % len(SCENARIOS), block // len(SCENARIOS)
         if block < 5:
             yield from (("pair", index, block) for index in range(len(PAIRS)))
         yield from (("fuzz", index, block) for index, target in enumerate(TARGETS) if block % target.every == 0)
