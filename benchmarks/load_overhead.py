@@ -69,7 +69,7 @@ def measure(folder: Path, repeats: int) -> dict[str, float]:
             ways[name](folder)
             for clock, read in clocks.items():
                 seconds[clock, name].append(read() - began[clock])
-    metrics = {}
+    metrics = dict[str, float]()
     for clock in clocks:
         checked, unchecked = (1000 * statistics.median(seconds[clock, name]) for name in ways)
         metrics |= {f"{clock}checked_ms": checked, f"{clock}unchecked_ms": unchecked}

@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from trajectory_transformer.actors import ActorSpec, make_script, parse_actor
@@ -145,6 +146,36 @@ def test_actors_for_other_environments_and_broken_files_are_refused(actor: Path)
     actor.write_bytes(actor.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"toy\.safetensors: not a complete actor file"):
         act(str(actor), [0.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"layer1.weight": np.ones((2, 3), np.float32)}, "layer 1 must have 2 inputs, got"),
+        ({"layer0.bias": np.array([0.0, np.nan], np.float32)}, r"layer0\.bias must be finite"),
+        ({"action_low": np.zeros(3, np.float32)}, "action_low must have shape"),
+        ({"action_low": np.full(2, 9, np.float32)}, "action_low must not exceed action_high"),
+        ({"obs_std": np.zeros(2)}, "obs_std must be above 0"),
+        ({"obs_std": None}, "obs_mean and obs_std belong together"),
+        ({"log_std": np.zeros(1, np.float32)}, "log_std must have shape"),
+        ({"tail": np.array([0.5, 1.0])}, "2 inputs, which do not fit the 3 observation"),
+        ({"tail": np.array([-1, 1])}, "2 inputs, which do not fit the 3 observation"),
+        ({"n_layers": "0"}, "n_layers must be the number of layers"),
+        ({"n_layers": "99999999999"}, "n_layers must be the number of layers"),
+        ({"envs": "[1, 2]"}, "not a complete actor file"),
+        ({"envs": "{}"}, "made for , got environment Toy-v0"),
+        ({"clip_obs": "nan"}, "clip_obs must be above 0"),
+        ({"activation": "gelu"}, "not a complete actor file"),
+    ],
+)
+def test_an_actor_file_that_cannot_act_is_refused_by_name(actor: Path, change: dict[str, Any], reason: str) -> None:
+    with safe_open(str(actor), "np") as file:
+        meta, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    name, value = next(iter(change.items()))
+    (meta if isinstance(value, str) else tensors)[name] = value
+    save_file({key: each for key, each in tensors.items() if each is not None}, actor, meta)
+    with pytest.raises(ValueError, match=rf"toy\.safetensors: .*{reason}"):
+        act(f"{actor} sto", [9.0, 0.5, 0.95])
 
 
 def test_functions_are_imported_by_name_and_their_actions_checked(

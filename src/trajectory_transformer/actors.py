@@ -25,7 +25,7 @@ from trajectory_transformer.data.episode import FloatArray
 from trajectory_transformer.data.spaces import Leaf, action_leaf
 from trajectory_transformer.envs import FOUR_ROOMS_ID, FOUR_ROOMS_RACE_ID, is_ant_maze, is_minigrid
 from trajectory_transformer.envs.four_rooms import Demonstrator
-from trajectory_transformer.files import allow_local_modules
+from trajectory_transformer.files import allow_local_modules, naming
 from trajectory_transformer.rollout import Step
 
 Script = Callable[[FloatArray, FloatArray, np.random.Generator], npt.NDArray[Any]]
@@ -292,26 +292,32 @@ def _function(name: str) -> Script:
 
 def _actor_file(path: Path, env_id: str, observation_dim: int, sample: bool) -> Script:
     """A Gaussian MLP policy from a safetensors file with metadata; evaluated with NumPy."""
-    try:
+    kinds = (SafetensorError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, OSError)
+    with naming(f"policy {path}", "not a complete actor file", *kinds):
         with safe_open(str(path), "np") as file:
             meta, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        known = {entry["id"]: entry for entry in json.loads(meta["envs"])}
-        layers = [(tensors[f"layer{i}.weight"], tensors[f"layer{i}.bias"]) for i in range(int(meta["n_layers"]))]
+        known = {str(entry["id"]): entry for entry in json.loads(meta["envs"])}
+        num_layers = int(meta["n_layers"])
+        require(1 <= num_layers <= len(tensors), "n_layers must be the number of layers", num_layers)
+        layers = [(tensors[f"layer{i}.weight"], tensors[f"layer{i}.bias"]) for i in range(num_layers)]
         low, high = tensors["action_low"], tensors["action_high"]
         activation = _ACTIVATIONS[meta["activation"]]
         clip, squash = float(meta["clip_obs"]), meta["squash"] == "tanh"
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"policy {path}: not a complete actor file ({error})") from error
-    if env_id not in known:
-        raise ValueError(f"policy {path}: made for {', '.join(known)}, got environment {env_id}")
-    indices = tensors[known[env_id]["obs_index"]] if known[env_id]["obs_index"] else np.arange(observation_dim)
-    if len(indices) != layers[0][0].shape[1] or indices.max() >= observation_dim:
-        raise ValueError(
-            f"policy {path}: the network has {layers[0][0].shape[1]} inputs, which do not fit the "
-            f"{observation_dim} observation dimensions of {env_id}"
-        )
-    mean, std = tensors.get("obs_mean"), tensors.get("obs_std")
-    action_std = _action_std(tensors) if sample else None
+        if env_id not in known:
+            raise ValueError(f"policy {path}: made for {', '.join(known)}, got environment {env_id}")
+        named = known[env_id]["obs_index"]
+        indices = tensors[named] if named else np.arange(observation_dim)
+        inputs = layers[0][0].shape[1]
+        fits = indices.dtype.kind in "iu" and indices.shape == (inputs,) and bool((indices >= 0).all())
+        if not fits or indices.max(initial=-1) >= observation_dim:
+            raise ValueError(
+                f"policy {path}: the network has {inputs} inputs, which do not fit the {observation_dim} observation "
+                f"dimensions of {env_id}"
+            )
+        mean, std = tensors.get("obs_mean"), tensors.get("obs_std")
+        _check_actor(tensors, layers, inputs)
+        require(clip > 0, "clip_obs must be above 0", clip)
+        action_std = _action_std(tensors) if sample else None
 
     def act(observation: FloatArray, goal: FloatArray, rng: np.random.Generator) -> FloatArray:
         x = observation[indices]
@@ -326,6 +332,31 @@ def _actor_file(path: Path, env_id: str, observation_dim: int, sample: bool) -> 
         return np.asarray(np.minimum(np.maximum(action, low), high), dtype=np.float32)
 
     return act
+
+
+def _check_actor(
+    tensors: dict[str, npt.NDArray[Any]], layers: list[tuple[FloatArray, FloatArray]], inputs: int
+) -> None:
+    """Refuse numbers that are not finite and shapes that do not fit each other."""
+    for name, tensor in tensors.items():
+        require(tensor.dtype.kind in "iuf" and bool(np.isfinite(tensor).all()), f"{name} must be finite", tensor.dtype)
+    width, hidden = inputs, inputs
+    for index, (weight, bias) in enumerate(layers):
+        rows = len(bias)
+        require(
+            weight.shape == (rows, width) and bias.ndim == 1, f"layer {index} must have {width} inputs", weight.shape
+        )
+        width, hidden = rows, width
+    expected: dict[str, tuple[int, ...]] = {"log_std_layer.weight": (width, hidden)}
+    expected |= dict.fromkeys(("action_low", "action_high", "log_std", "log_std_layer.bias"), (width,))
+    expected |= dict.fromkeys(("obs_mean", "obs_std"), (inputs,))
+    for name, shape in expected.items():
+        if name in tensors:
+            require(tensors[name].shape == shape, f"{name} must have shape {shape}", tensors[name].shape)
+    for one, other in (("obs_mean", "obs_std"), ("log_std_layer.weight", "log_std_layer.bias")):
+        require((one in tensors) == (other in tensors), f"{one} and {other} belong together", "one of them")
+    require(bool((tensors.get("obs_std", np.ones(1)) > 0).all()), "obs_std must be above 0", "others")
+    require(bool((tensors["action_low"] <= tensors["action_high"]).all()), "action_low must not exceed action_high", "")
 
 
 def _action_std(tensors: dict[str, FloatArray]) -> Callable[[FloatArray], FloatArray] | None:
@@ -359,16 +390,20 @@ def _stable_baselines(path: Path, deterministic: bool) -> Script:
         with zipfile.ZipFile(path) as file:
             data = json.loads(file.read("data"))
         family = data["policy_class"]["__module__"].split(".")[1]
-    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-        raise ValueError(f"policy {path}: not a Stable-Baselines3 zip file ({error})") from error
-    algorithm = family.upper() if family != "common" else "PPO" if "clip_range" in data else "A2C"
-    model = getattr(library, algorithm).load(path, device="cpu")
+        algorithm = family.upper() if family != "common" else "PPO" if "clip_range" in data else "A2C"
+        model = getattr(library, algorithm).load(path, device="cpu")
+    except Exception as error:  # the library and its pickles raise anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"policy {path}: not a Stable-Baselines3 zip file ({reason})") from error
     # The exploration of DQN draws from generators that cannot be seeded here.
     deterministic = deterministic or algorithm == "DQN"
 
     def act(observation: FloatArray, goal: FloatArray, rng: np.random.Generator) -> npt.NDArray[Any]:
         torch.manual_seed(int(rng.integers(2**62)))
-        return np.asarray(model.predict(observation, deterministic=deterministic)[0])
+        try:
+            return np.asarray(model.predict(observation, deterministic=deterministic)[0])
+        except Exception as error:
+            raise ValueError(f"policy {path}: cannot act ({' '.join(str(error).split())[:200]})") from error
 
     return act
 

@@ -21,7 +21,7 @@ from importlib.resources.abc import Traversable
 from math import isfinite
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 LOCK = "lock"  # file of a run folder that its training holds
 _MAX_YAML = 2**20  # bytes; settings and recipes are written by hand
@@ -124,14 +124,16 @@ def settings_from(kind: type[SettingsT], stored: object, group: str = "") -> Set
     """
     if not isinstance(stored, Mapping):
         raise ValueError(f"{group or 'the settings'} must be a mapping, got {_shown(stored)}")
-    types, prefix = _annotations(kind), f"{group}." if group else ""
+    types, prefix = _annotations(cast(Any, kind)), f"{group}." if group else ""
     for name in stored:
         if name not in types:
             raise ValueError(f"unknown setting {prefix}{name}; valid are {', '.join(types)}")
     return kind(**{name: _typed(types[name], value, prefix + name) for name, value in stored.items()})
 
 
-_annotations = functools.cache(get_type_hints)  # evaluates texts: slower than all that is checked with it
+@functools.cache
+def _annotations(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)  # slower than all that is checked with it
 
 
 def _typed(kind: Any, value: object, name: str) -> Any:

@@ -1,15 +1,21 @@
 """One small valid input of every format, and what reads it."""
 
 import gzip
+import io
 import json
 import shutil
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
+import numpy.typing as npt
 import pyarrow
 import pyarrow.parquet
+import safetensors.numpy
 import torch
 
 from trajectory_transformer.baselines import train_baseline
@@ -31,6 +37,9 @@ SHORT = ("--device", "cpu", "--episodes", "1", "--num_envs", "1", "--env_options
 SEARCH = ("--search.beam_width", "1", "--search.horizon", "1", *SHORT)
 
 
+ONE = ("--out", "{}/x.npz", "--episodes", "1", "--workers", "1", "--env_options", '{"max_episode_steps": 5}')
+AGENT = ("collect", "--env", "CartPole-v1", "--policy", "{}/agent.zip", *ONE)
+ACTOR = ("collect", "--env", "Pendulum-v1", *ONE)
 STEP = ["--train.steps", "1", "--train.batch_size", "2", "--device", "cpu", "--model.window", "2", "--model.width", "8"]
 STEP += ["--model.num_layers", "1", "--model.num_heads", "1", "--tokens.num_bins", "5"]
 
@@ -43,6 +52,8 @@ class Target:
     file: str  # relative to the folder
     words: tuple[str, ...]
     protected: bool = False  # whether a checksum covers its contents
+    member: str = ""  # of a zip file: what is damaged, with a checksum that fits
+    every: int = 1  # takes part in one of this many pieces: for commands that take long
 
 
 TARGETS = (
@@ -63,9 +74,9 @@ TARGETS = (
     Target("weights", "run/weights.safetensors", ("evaluate", "{}/run", "--out", "{}/x.json", *SEARCH), protected=True),
     Target("run settings", "run/run.json", RESUME),
     Target("resume state", "run/resume.safetensors", RESUME, protected=True),
-    Target("metrics", "run/metrics.jsonl", RESUME),
-    Target("training result", "run/training.json", ("evaluate", "{}/run", "--out", "{}/x.json", *SEARCH)),
-    Target("page", "run/evaluation.json", ("report", "{}/run")),
+    Target("metrics", "run/metrics.jsonl", RESUME, every=20),
+    Target("training result", "run/training.json", ("evaluate", "{}/run", "--out", "{}/x.json", *SEARCH), every=5),
+    Target("page", "run/evaluation.json", ("report", "{}/run"), every=20),
     Target("episodes", "run/evaluation.npz", ("report", "{}/run"), protected=True),
     Target("result", "results/a.json", ("report", "{}/results", "--into", "[{}/doc.md]")),
     Target("shard index", "shards/index.json", ("train", "--shards", "{}/shards", "--out", "{}/new", *STEP)),
@@ -85,6 +96,11 @@ TARGETS = (
         "actor.safetensors",
         ("collect", "--env", "CartPole-v1", "--policy", "{}/actor.safetensors", "--out", "{}/x.npz"),
     ),
+    Target("zip", "agent.zip", AGENT, every=4),
+    Target("zip data", "agent.zip", AGENT, member="data", every=4),
+    Target("zip weights", "agent.zip", AGENT, member="policy.pth", every=4),
+    Target("real actor", "real.safetensors", (*ACTOR, "--policy", "{}/real.safetensors")),
+    Target("noisy actor", "real.safetensors", (*ACTOR, "--policy", "{}/real.safetensors sto")),
     Target("state", "state_1.pt", ("import", "{}/state_1.pt", "--dataset", "{}/five.npz", "--out", "{}/new")),
 )
 
@@ -142,6 +158,8 @@ def build_corpus(folder: Path, main: Callable[[list[str]], int]) -> None:
     save_dataset(Dataset((Episode(states, actions, np.ones(8, np.float32), True),)), folder / "five.npz")
     (folder / "actor.zip").write_bytes((folder / "data.npz").read_bytes())
     shutil.copy(folder / "bc" / "weights.safetensors", folder / "actor.safetensors")
+    _agent(folder / "agent.zip")
+    _actor(folder / "real.safetensors")
     shutil.copy(Path(__file__).parents[1] / "golden" / "state_1.pt", folder / "state_1.pt")
 
 
@@ -163,6 +181,54 @@ def _point_to(run: Path, data: Path) -> None:
     """Let a run that was trained in memory be resumed from a file."""
     settings = json.loads((run / "run.json").read_text()) | {"dataset": str(data), "source": None}
     (run / "run.json").write_text(json.dumps(settings))
+
+
+def _agent(path: Path) -> None:
+    """A policy as Stable-Baselines3 stores it: settings as JSON, in it spaces and class as pickles, and weights."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.policies import ActorCriticPolicy
+    from stable_baselines3.common.save_util import data_to_json
+
+    env = gymnasium.make("CartPole-v1")
+    network = {"net_arch": [4]}
+    policy = ActorCriticPolicy(env.observation_space, env.action_space, lambda _: 1e-3, **network)  # type: ignore[arg-type]
+    data = {
+        "policy_class": ActorCriticPolicy,
+        "observation_space": env.observation_space,
+        "action_space": env.action_space,
+        "policy_kwargs": network,
+        "n_envs": 1,
+        "learning_rate": 1e-3,
+        "clip_range": 0.2,
+        "n_steps": 2,
+        "seed": 0,
+    }
+    weights, optimizer = io.BytesIO(), io.BytesIO()
+    torch.save(policy.state_dict(), weights)
+    torch.save(policy.optimizer.state_dict(), optimizer)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("data", data_to_json(data))
+        file.writestr("policy.pth", weights.getvalue())
+        file.writestr("policy.optimizer.pth", optimizer.getvalue())
+        file.writestr("_stable_baselines3_version", "2.0.0")
+    assert PPO.load(path, device="cpu").predict(np.zeros(4, np.float32))[0] in (0, 1)
+
+
+def _actor(path: Path) -> None:
+    """An actor file for Pendulum, with all that such files may hold."""
+    rng = np.random.default_rng(0)
+    shapes = {"layer0.weight": (4, 3), "layer0.bias": (4,), "layer1.weight": (1, 4), "layer1.bias": (1,)}
+    shapes |= {"obs_mean": (3,), "log_std_layer.weight": (1, 4), "log_std_layer.bias": (1,)}
+    tensors: dict[str, npt.NDArray[Any]] = {
+        name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()
+    }
+    tensors |= {"obs_std": np.ones(3, np.float32), "obs_index_v1": np.arange(3)}
+    tensors |= {"action_low": np.full(1, -2, np.float32), "action_high": np.full(1, 2, np.float32)}
+    envs = [{"id": "Pendulum-v1", "kwargs": {}, "obs_index": "obs_index_v1"}, {"id": "Other-v4", "obs_index": None}]
+    meta = {"envs": json.dumps(envs), "n_layers": "2", "activation": "relu", "clip_obs": "10.0", "squash": "tanh"}
+    safetensors.numpy.save_file(
+        tensors, path, {**meta, "weight_layout": "[out, in]", "eval": json.dumps({"mean": 1.5})}
+    )
 
 
 def _lerobot(folder: Path) -> None:

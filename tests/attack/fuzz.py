@@ -1,12 +1,14 @@
 """Mutation of files with a fixed seed: what a command does with the damaged copy."""
 
 import contextlib
+import functools
 import io
 import json
 import shutil
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from tests.attack.corpus import Target
+from trajectory_transformer.cli import COMMANDS, parser
+from trajectory_transformer.cli.parser import Command
 
 SECONDS = 30  # after which a command counts as hanging
 _TEXTS = (
@@ -70,6 +74,20 @@ def mutate(content: bytes, rng: np.random.Generator) -> bytes:
     return bytes(data)
 
 
+def damaged(target: Target, content: bytes, rng: np.random.Generator) -> bytes:
+    """A damaged copy of the file of a target, or of one member of it."""
+    if not target.member:
+        return mutate(content, rng)
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as whole, zipfile.ZipFile(out, "w") as copy:
+        for name in whole.namelist():
+            part = whole.read(name)
+            # Bytes in the middle of pickles are left alone: what they would do is not a question of this package.
+            change = _replace_value if name == "data" else mutate
+            copy.writestr(zipfile.ZipInfo(name), change(part, rng) if name == target.member else part)
+    return out.getvalue()
+
+
 def _replace_value(content: bytes, rng: np.random.Generator) -> bytes:
     """Text with one value replaced: in JSON any node, else a word."""
     text = _TEXTS[int(rng.integers(len(_TEXTS)))]
@@ -108,6 +126,33 @@ def _limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+_parse = parser.parse
+_parse_once = functools.cache(_parse)
+
+
+def remember(words: list[str]) -> None:
+    """Parse a command for those who will be forked from this process."""
+    name = next(each for each in COMMANDS if words[: len(each.split())] == each.split())
+    _parse_once(name, COMMANDS[name], tuple(words[len(name.split()) :]))
+
+
+@contextmanager
+def remembered_commands() -> Iterator[None]:
+    """Parse the same words only once: it takes ten times as long as reading a small file."""
+
+    def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Command:
+        # A file of settings is read while the words are parsed.
+        if "--config" in words:
+            return _parse(command_name, command, words)
+        return _parse_once(command_name, command, tuple(words))
+
+    parser.parse = parse  # where the command line looks it up
+    try:
+        yield
+    finally:
+        parser.parse = _parse
+
+
 def attack(
     target: Target, corpus: Path, folder: Path, content: bytes, main: Callable[[list[str]], int], expected: str = ""
 ) -> Outcome:
@@ -132,7 +177,7 @@ def attack(
     words = [word.replace("{}", str(folder)) for word in target.words]
     out = io.StringIO()
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), _limited():
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), _limited(), remembered_commands():
             code = main(words)
     except _Hang:
         return Outcome("hang", f"longer than {SECONDS} s")

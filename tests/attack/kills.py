@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.attack.corpus import SEARCH, STEP
+from tests.attack.fuzz import remember, remembered_commands
 from trajectory_transformer.cli import main
 from trajectory_transformer.data.sources import load_dataset
 
@@ -29,6 +30,32 @@ class Scenario:
 
 
 TRAIN = ("train", "{}/data.npz", "--out", "new", *STEP[2:], "--train.steps", "4", "--checkpoint_every", "2")
+BASELINE: tuple[str, ...] = (
+    "baseline",
+    "{}/data.npz",
+    "--out",
+    "new",
+    "--algorithm",
+    "bc",
+    "--steps",
+    "4",
+    "--checkpoint_every",
+    "2",
+)
+BASELINE += ("--settings", "{hidden: [4], batch_size: 2}", "--device", "cpu")
+PETS: tuple[str, ...] = (
+    "pets",
+    "{}/data.npz",
+    "--out",
+    "new",
+    "--device",
+    "cpu",
+    "--ensemble.epochs",
+    "2",
+    "--ensemble.width",
+    "4",
+)
+PETS += ("--ensemble.num_networks", "2", "--ensemble.num_elites", "1", "--ensemble.num_layers", "1")
 SCENARIOS = (
     Scenario("npz", ("collect", *SEEDED, "--out", "x.npz"), "x.npz"),
     Scenario("hdf5", ("data", "convert", "{}/data.npz", "--out", "x.hdf5"), "x.hdf5"),
@@ -45,11 +72,15 @@ SCENARIOS = (
         again=("train", "--resume", "stopped", "--device", "cpu"),
         prepare="stopped",
     ),
+    Scenario("baseline", BASELINE, "new", again=("baseline", "--resume", "new", "--device", "cpu")),
+    Scenario("pets", PETS, "new", again=(*PETS, "--resume", "true")),
+    Scenario("import", ("import", "{}/state_1.pt", "--dataset", "{}/five.npz", "--out", "new"), "new"),
 )
 
 
 def run_child(words: list[str], folder: Path, kill_at: int | None = None) -> tuple[int, int]:
     """Run a command in a fork; its exit code (negative: a signal), and the file events it caused."""
+    remember(words)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -85,7 +116,8 @@ def become(words: list[str], folder: Path, kill_at: int | None, write: int) -> N
     os.chdir(folder)
     sys.addaudithook(watch)
     try:
-        code = main(words)
+        with remembered_commands():
+            code = main(words)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:
@@ -103,13 +135,14 @@ def fingerprint(scenario: Scenario, folder: Path) -> str | None:
         metrics = json.loads(path.read_text())["metrics"]
         kept = {name: value for name, value in metrics.items() if not name.startswith("plan_ms")}
         return json.dumps(kept, sort_keys=True) + _dataset_digest(str(path.with_suffix(".npz")))
-    if scenario.name in ("train", "shards", "resume"):
+    if scenario.output in ("new", "stopped"):
         if not (path / "weights.safetensors").is_file():
             return None
         state = (
             json.loads((path / "training.json").read_text())["metrics"] if (path / "training.json").is_file() else {}
         )
-        digest = hashlib.sha256((path / "weights.safetensors").read_bytes()).hexdigest()
+        weights = sorted(path.rglob("weights.safetensors"))  # with that of the policy of `tt pets`
+        digest = hashlib.sha256(b"".join(each.read_bytes() for each in weights)).hexdigest()
         return f"{digest} {state.get('loss')}"
     if scenario.name == "minari":
         local = Path(os.environ["MINARI_DATASETS_PATH"]) / scenario.output

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from tests.attack.corpus import TARGETS, build_corpus, small_dataset
-from tests.attack.fuzz import attack, mutate
+from tests.attack.fuzz import attack, damaged
 from tests.attack.kills import SCENARIOS, Killing
 from tests.attack.pairs import PAIRS, run_pair
 from trajectory_transformer.cli import main
@@ -33,8 +33,9 @@ from trajectory_transformer.planner import Planner
 from trajectory_transformer.results import write_result
 
 SEED = 7
-BLOCK = 50  # mutations of a piece
-BLOCKS = 10  # pieces of each target
+BLOCK = 100  # mutations of a piece
+BLOCKS = 64  # pieces of each target
+ROUNDS = 2  # kills at every event
 METRICS = ("kills", "runs", "identical", "fuzzed", "raw", "silent", "hangs", "pairs", "soak_acts", "soak_mib")
 SOAK_ACTS, SOAKS = 5000, 4
 
@@ -60,8 +61,8 @@ class Attack:
         if target.name not in self._expected:
             self._expected[target.name] = attack(target, self.corpus, self.copy, content, main).text
         for number in range(first, first + count):
-            damaged = mutate(content, np.random.default_rng([SEED, target_index, number]))
-            found = attack(target, self.corpus, self.copy, damaged, main, self._expected[target.name])
+            copy = damaged(target, content, np.random.default_rng([SEED, target_index, number]))
+            found = attack(target, self.corpus, self.copy, copy, main, self._expected[target.name])
             self.counts["fuzzed"] += 1
             if found.kind in ("raw", "silent", "hang"):
                 self.counts["hangs" if found.kind == "hang" else found.kind] += 1
@@ -110,9 +111,12 @@ def _resident() -> int:
 
 def pieces() -> Iterator[tuple[str, int, int]]:
     """All pieces: their kind, what they attack, and their block."""
-    yield from (("kill", index, 0) for index in range(len(SCENARIOS)))
-    yield from (("pair", index, block) for block in range(5) for index in range(len(PAIRS)))
-    yield from (("fuzz", index, block) for block in range(BLOCKS) for index in range(len(TARGETS)))
+    for block in range(BLOCKS):
+        if block < ROUNDS * len(SCENARIOS):  # spread, so that a part of the attack has something of everything
+            yield "kill", block % len(SCENARIOS), block // len(SCENARIOS)
+        if block < 5:
+            yield from (("pair", index, block) for index in range(len(PAIRS)))
+        yield from (("fuzz", index, block) for index, target in enumerate(TARGETS) if block % target.every == 0)
     yield from (("soak", 0, block) for block in range(SOAKS))
 
 

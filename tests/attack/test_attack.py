@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.attack.corpus import TARGETS
+from tests.attack.fuzz import attack
 from tests.attack.kills import SCENARIOS
 from tests.attack.pairs import PAIRS
 from tests.attack.run import Attack
+from trajectory_transformer.cli import main
 
 pytestmark = [
     pytest.mark.attack,
@@ -36,7 +38,24 @@ def test_damaged_files_are_refused_by_name(attacked: Attack) -> None:
     assert attacked.counts["fuzzed"] == len(TARGETS)
 
 
-@pytest.mark.parametrize("name", ["npz", "csv", "minari", "evaluate", "resume"])
+WRONG_KIND = ("policy", "actor")  # files of another kind, which are always refused
+
+
+def test_whole_files_are_accepted(attacked: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
+    for target in TARGETS:
+        content = (attacked.corpus / target.file).read_bytes()
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(attacked.copy / "minari"))
+        found = attack(target, attacked.corpus, attacked.copy, content, main)
+        assert found.kind == ("refused" if target.name in WRONG_KIND else "unharmed"), (target.name, found.text)
+
+
+@pytest.mark.parametrize(("name", "count"), [("zip", 8), ("zip data", 8), ("zip weights", 4), ("noisy actor", 20)])
+def test_damaged_policies_are_refused_or_act(attacked: Attack, name: str, count: int) -> None:
+    attacked.fuzz([target.name for target in TARGETS].index(name), 2000, count)
+    assert attacked.findings == []
+
+
+@pytest.mark.parametrize("name", ["npz", "csv", "minari", "evaluate", "resume", "pets"])
 def test_a_command_killed_at_a_file_event_gives_the_same_result_when_run_again(attacked: Attack, name: str) -> None:
     index = [scenario.name for scenario in SCENARIOS].index(name)
     before = attacked.counts["kills"]
