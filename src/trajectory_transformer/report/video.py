@@ -1,5 +1,6 @@
 """Record an episode as a video of the environment's rendered frames; needs no display."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -101,6 +102,8 @@ def check_video(path: str | Path, env_id: str, env_options: Mapping[str, Any] | 
 @contextmanager
 def _rendering(env_id: str, env_options: Mapping[str, Any] | None) -> Iterator[gymnasium.Env[Any, Any]]:
     """The environment with pictures as arrays."""
+    # Pictures need no display; without this, pygame looks for one and prints an error where there is none.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     with warnings.catch_warnings():
         # Gymnasium warns about a render mode that an environment does not have, and goes on.
         warnings.filterwarnings("error", message=".*render_mode")
