@@ -296,3 +296,15 @@ def test_the_guess_completes_what_flags_say(tt: Run, tmp_path: Path) -> None:
     code, text = tt("data", "show", "log.csv")
     assert code == 0, text
     assert "2 episodes, 4 steps" in text and "gear: 3 categories: 1, 2, 3" in text
+
+
+def test_a_table_without_known_names_is_told_how_to_name_columns(tt: Run, tmp_path: Path) -> None:
+    rows = [f"B{batch};{20 + step},5;0,{step}" for batch in range(3) for step in range(4)]
+    (tmp_path / "plant.csv").write_text("\n".join(["charge;temperatur;ventil", *rows]) + "\n")
+    code, text = tt("data", "show", "plant.csv")
+    text = " ".join(text.split())
+    assert code == 2 and "the table has the columns charge, temperatur, ventil" in text
+    assert "--columns.observations '[NAME, ...]' --columns.actions '[NAME, ...]'" in text
+    words = ["--columns.observations", "[temperatur]", "--columns.actions", "[ventil]", "--columns.episode", "charge"]
+    code, text = tt("data", "show", "plant.csv", *words)
+    assert code == 0 and "3 episodes" in text, text

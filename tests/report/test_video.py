@@ -1,5 +1,8 @@
 """Videos show the episode that was played, without planning it again."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -57,3 +60,11 @@ def test_frames_of_a_long_episode_are_left_out(
     monkeypatch.setattr(video, "MIN_SECONDS", minimum)  # 0: any episode is long
     record_video(tmp_path / "a.gif", "CartPole-v1", episode, seed=SEED)
     assert written == [len(episode) // expected + 1]
+
+
+def test_pictures_without_a_display_print_no_error() -> None:
+    script = "from trajectory_transformer.report.video import check_video; check_video('a.gif', 'Pendulum-v1')"
+    env = {key: value for key, value in os.environ.items() if key not in ("XDG_RUNTIME_DIR", "SDL_VIDEODRIVER")}
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr) == (0, "")

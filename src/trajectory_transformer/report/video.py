@@ -1,5 +1,6 @@
 """Record an episode as a video of the environment's rendered frames; needs no display."""
 
+import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,6 +112,8 @@ def check_video(path: str | Path, env_id: str, env_options: Mapping[str, Any] | 
 @contextmanager
 def _rendering(env_id: str, env_options: Mapping[str, Any] | None) -> Iterator[gymnasium.Env[Any, Any]]:
     """The environment with pictures as arrays."""
+    # Pictures need no display; without this, pygame looks for one and prints an error where there is none.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     with warnings.catch_warnings():
         # Gymnasium warns about a render mode that an environment does not have, and goes on.
         warnings.filterwarnings("error", message=".*render_mode")

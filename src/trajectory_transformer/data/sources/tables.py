@@ -246,8 +246,9 @@ def _suggestion(path: Path, names: Sequence[str], given: Columns) -> str:
     guess = guess_columns(names, given)
     if guess is None:
         return (
-            f"{path}: write {columns_path(path)} to say which columns hold observations and actions; "
-            f"the table has the columns {', '.join(names)}"
+            f"{path}: say which columns hold observations and actions, with --columns.observations '[NAME, ...]' "
+            "--columns.actions '[NAME, ...]' (and --columns.episode NAME for more than one episode), in Python with "
+            f"Columns(...), or in the file {columns_path(path)}; the table has the columns {', '.join(names)}"
         )
     guess = replace(given.over(guess), missing="refuse", max_episode_steps=None)
     if guess.episode is None and given.order is None:
