@@ -41,11 +41,11 @@ SCORE_SEED = 7_000_000
 DISCRETIZERS = ("quantile", "uniform")
 TT = (sys.executable, "-m", "trajectory_transformer")
 ABLATIONS: dict[str, dict[str, object] | None] = {
-    "no_search": {"beam_width": 1, "expansion": 1, "horizon": 1},
+    "no_search": {"beam_width": 1, "expansion": 1, "horizon": 1, "first_action": "null"},
     "authors_search": None,  # the search of the preset of the task
     "sampled_rewards": {"reward.top_k": "null"},
-    "nucleus": {"action.nucleus": 0.4, "action.middle": "null", "first_action": "null"},
-    "middle": {"action.nucleus": "null", "action.middle": 0.4},
+    "nucleus": {"action.nucleus": 0.4, "action.middle": "null"},
+    "filtered_opening": {"first_action": "null"},
 }
 IMITATION = {"mode": "mode", "median": "median"}
 
