@@ -161,3 +161,32 @@ def test_a_dataset_that_cannot_be_read_names_the_run(runs: Path, capsys: pytest.
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dataset": "no such thing"}))
     assert main(["train" if name == "run" else "baseline", "--resume", str(path.parent), "--device", "cpu"]) == 2
     assert f"{path.parent}: cannot be resumed (no such thing: not a dataset" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"metadata": "x"}, "metadata must be a mapping"),
+        ({"metadata": {"env": "x"}}, "x cannot be played"),
+        ({"dims": {"observation": 3, "goal": 0, "action": -1}}, "weights and description do not match"),
+    ],
+)
+def test_a_baseline_with_a_wrong_description_is_named(
+    runs: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], reason: str
+) -> None:
+    path = runs / "bc" / "checkpoint.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert main(["evaluate", str(path.parent), "--device", "cpu", "--episodes", "1", "--num_envs", "1"]) == 2
+    error = capsys.readouterr().err
+    assert f"{path.parent}: " in error and reason in error
+
+
+def test_a_recipe_whose_environment_does_not_exist_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "recipe.yaml"
+    for text in (
+        "env: Nowhere-v1\nparts:\n  - policy: random\n    steps: 3\n",
+        "env: CartPole-v1\nparts:\n  - policy: x\n    steps: 3\n",
+    ):
+        path.write_text(text)
+        assert main(["collect", "--recipe", str(path), "--out", str(tmp_path / "x.npz"), "--workers", "1"]) == 2
+        assert f"{path}: cannot be collected (" in capsys.readouterr().err

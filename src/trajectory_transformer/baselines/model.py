@@ -179,7 +179,9 @@ class Baseline:
                     value.data.copy_(found)
             if tensors:
                 raise ValueError(f"unknown tensor {next(iter(tensors))}")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if not isinstance(description["metadata"], dict):
+                raise ValueError(f"metadata must be a mapping, got {description['metadata']!r}")
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
             raise ValueError(f"{folder}: weights and description do not match ({error})") from error
         return cls(name, algorithm, scaling.to(device), dims, seeds, description["metadata"])
 

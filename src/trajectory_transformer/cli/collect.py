@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +17,7 @@ from trajectory_transformer.data.scores import references_of
 from trajectory_transformer.data.sources import is_minari_id, save_dataset
 from trajectory_transformer.data.sources.minari import save_minari
 from trajectory_transformer.envs import FOUR_ROOMS_ID
+from trajectory_transformer.files import naming
 from trajectory_transformer.results import write_result
 
 if TYPE_CHECKING:
@@ -84,7 +86,9 @@ class Collect:
         few = plan.parts[0].episodes is not None and sum(part.episodes or 0 for part in plan.parts) <= 64
         workers = self.workers or (1 if few else cores)
         with WorkerPool(workers) as pool:
-            collected = self._play(plan, pool)
+            # What a recipe names may not exist.
+            with nullcontext() if self.recipe is None else naming(self.recipe, "cannot be collected"):
+                collected = self._play(plan, pool)
             options = {**plan.env_options, **self.env_options}
             dataset = collected_dataset(
                 plan.env,
@@ -117,7 +121,8 @@ class Collect:
         from trajectory_transformer.recipes import Recipe, read_recipe
 
         if self.recipe is not None:
-            return read_recipe(self.recipe, self.policies, trust=self.trust)
+            with naming(self.recipe, "cannot be collected"):
+                return read_recipe(self.recipe, self.policies, trust=self.trust)
         words = [self.policy] if isinstance(self.policy, str) else self.policy
         actors = [parse_actor(each, self.policies) for each in words]
         actors = [

@@ -28,6 +28,7 @@ from trajectory_transformer.files import LOCK, lock_folder
 from trajectory_transformer.results import two_digits
 
 LINE_SECONDS = 10.0  # between two lines of progress in a file
+_CENTURY = 3_155_760_000  # seconds; the longest remaining time that is shown
 
 
 class PlainConsole(Console):
@@ -107,7 +108,7 @@ class ProgressLines(Progress):
         elapsed = timedelta(seconds=int(task.elapsed or 0))
         parts = [f"{task.description} {task.completed:g}/{task.total or 0:g}", *shown, str(elapsed)]
         if not task.finished and task.time_remaining is not None:
-            parts.append(f"{timedelta(seconds=int(task.time_remaining))} left")
+            parts.append(f"{timedelta(seconds=min(int(task.time_remaining), _CENTURY))} left")
         console.print(", ".join(parts), markup=False)
 
 

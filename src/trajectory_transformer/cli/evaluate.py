@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -260,15 +260,17 @@ class Evaluate:
     ) -> "Evaluation":
         from trajectory_transformer.evaluate import evaluate
 
-        return evaluate(
-            planner,
-            env_id,
-            episodes=self._num_episodes,
-            num_envs=self.num_envs,
-            seed=self.seed,
-            env_options=options,
-            on_episode=count,
-        )
+        # What the metadata of a run names may not exist.
+        with nullcontext() if self.env is not None else naming(str(self.run), f"{env_id} cannot be played"):
+            return evaluate(
+                planner,
+                env_id,
+                episodes=self._num_episodes,
+                num_envs=self.num_envs,
+                seed=self.seed,
+                env_options=options,
+                on_episode=count,
+            )
 
     def _write(
         self,

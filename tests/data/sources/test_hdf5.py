@@ -7,8 +7,8 @@ import h5py
 import numpy as np
 import pytest
 
-from trajectory_transformer.data.episode import Dimension
-from trajectory_transformer.data.sources import Columns, load_dataset
+from trajectory_transformer.data.episode import Dataset, Dimension
+from trajectory_transformer.data.sources import Columns, load_dataset, save_dataset
 
 
 def write(path: Path, **changed: Any) -> str:
@@ -115,3 +115,16 @@ def test_truncated_files_are_errors_that_name_the_file(tmp_path: Path) -> None:
         path.write_bytes(content[: int(share * len(content))])
         with pytest.raises(ValueError, match=r"x\.hdf5: not a complete HDF5 file; it may be truncated"):
             load_dataset(str(path))
+
+
+def test_a_damaged_heap_of_texts_is_refused_instead_of_searched_forever(tmp_path: Path, tiny_dataset: Dataset) -> None:
+    path = tmp_path / "x.hdf5"
+    save_dataset(tiny_dataset, path)
+    whole = path.read_bytes()
+    heap = whole.index(b"GCOL")
+    size = int.from_bytes(whole[heap + 24 : heap + 32], "little")  # of the first text
+    rest = heap + 32 + -(-size // 8) * 8
+    for place, value in ((rest + 8, bytes(8)), (heap + 24, b"\xff" * 8), (heap + 8, b"\xff" * 8)):
+        path.write_bytes(whole[:place] + value + whole[place + 8 :])
+        with pytest.raises(ValueError, match=r"x\.hdf5: not a complete HDF5 file: its heap of texts is damaged"):
+            load_dataset(path)

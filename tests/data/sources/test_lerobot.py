@@ -174,3 +174,15 @@ def test_incomplete_and_unsupported_datasets_are_refused(tmp_path: Path) -> None
     described.write_text("{")
     with pytest.raises(ValueError, match=r"info\.json: not (the description of a LeRobot dataset|valid JSON)"):
         load_dataset(folder)
+
+
+@pytest.mark.parametrize("shape", [{}, [], 3, None])
+def test_a_shape_of_another_form_names_the_file(tmp_path: Path, shape: object) -> None:
+    folder = write_v21(tmp_path / "data")
+    path = folder / "meta" / "info.json"
+    stored = json.loads(path.read_text())
+    stored["features"]["action"]["shape"] = shape
+    path.write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match=r"info\.json: not the description of a LeRobot dataset") as found:
+        load_dataset(folder)
+    assert str(path) in str(found.value)

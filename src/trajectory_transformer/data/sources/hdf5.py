@@ -4,6 +4,7 @@ Arrays: `observations` [N, O], `actions` [N, A] (or integers [N]: one discrete a
 optional `rewards` [N], `next_observations` [N, O] and `infos/goal` [N, G].
 """
 
+import mmap
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ from trajectory_transformer.limits import check_size
 _NEEDED = ("observations", "actions", "terminals")
 _OPTIONAL = ("timeouts", "rewards", "next_observations", "infos/goal")
 _DESCRIPTION = "trajectory_transformer"
+_HEAP = b"GCOL\x01\x00\x00\x00"  # how a heap of texts starts
 
 
 def _h5py() -> ModuleType:
@@ -108,9 +110,32 @@ def _read(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     return arrays, stored
 
 
+def _check_texts(path: Path) -> None:
+    """Refuse a damaged heap of texts, in which the HDF5 library would search forever.
+
+    A heap is `GCOL`, version 1, three zeros, its size, then objects: number, references, zeros, size and data in
+    multiples of 8 bytes. Number 0 is the free rest.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        start = content.find(_HEAP)
+        while start >= 0:
+            end = start + int.from_bytes(content[start + 8 : start + 16], "little")
+            place = start + 16
+            while place + 16 <= end and end <= len(content):
+                size = int.from_bytes(content[place + 8 : place + 16], "little")
+                if not int.from_bytes(content[place : place + 2], "little"):
+                    place += size if size >= 16 else len(content)
+                else:
+                    place += 16 + -(-size // 8) * 8
+            if end > len(content) or place > end:
+                raise ValueError(f"{path}: not a complete HDF5 file: its heap of texts is damaged")
+            start = content.find(_HEAP, start + 8)
+
+
 def check_contents(path: Path, file: Any, names: Sequence[str] | None = None) -> None:
     """Refuse an HDF5 file that refers to other files, or whose arrays of these names (None: all) are too large."""
     h5py = _h5py()
+    _check_texts(path)
     declared = 0
     groups, visited = [file], 0
     while groups:

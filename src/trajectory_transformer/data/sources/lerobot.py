@@ -29,7 +29,8 @@ def load_lerobot(path: str | Path, columns: Columns | None = None) -> Dataset:
     """Read a LeRobot dataset; `columns` overrides which features are observations, actions, reward and terminal."""
     path = Path(path)
     info = _info(path)
-    with naming(path / _INFO, "not the description of a LeRobot dataset", AttributeError, TypeError, IndexError):
+    kinds = (AttributeError, TypeError, IndexError, KeyError, OverflowError)
+    with naming(path / _INFO, "not the description of a LeRobot dataset", *kinds):
         return _load(path, info, columns)
 
 
@@ -86,7 +87,8 @@ def _info(path: Path) -> dict[str, Any]:
 def _tasks(path: Path) -> dict[int, str]:
     """The tasks of a dataset by index: JSON lines before version 3.0, then a Parquet file indexed by the text."""
     lines, table = path / "meta" / "tasks.jsonl", path / "meta" / "tasks.parquet"
-    with naming(path / "meta", "the list of tasks cannot be read", KeyError, StopIteration, TypeError, AttributeError):
+    kinds = (KeyError, StopIteration, TypeError, AttributeError, OverflowError)
+    with naming(path / "meta", "the list of tasks cannot be read", *kinds):
         if table.is_file():
             records = read_records(table)
             texts = [next(str(value) for key, value in each.items() if key != _TASK) for each in records]
