@@ -267,5 +267,7 @@ def test_few_long_episodes_are_played_on_a_cpu(
         assert default_episodes(models / "swing", torch.device("cpu"))[0] == expected
         assert default_episodes(models / "swing", torch.device("cuda"))[0] == 100
     assert main(["evaluate", "swing", "--env_options", "{max_episode_steps: 4}"]) == 0
-    assert "playing 1 episode: on a CPU its episodes of about 1,000 steps take minutes" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "playing 1 episode with plans of at most 80 ms: on a CPU its episodes of about 1,000 steps" in text
     assert json.loads((tmp_path / "swing-evaluation.json").read_text())["metrics"]["return_n"] == 1
+    assert "--deadline_ms 80" in json.loads((tmp_path / "swing-evaluation.json").read_text())["command"]

@@ -26,6 +26,7 @@ from trajectory_transformer.results import two_digits
 
 SEARCH, CARD, EVALUATION = "search.json", "README.md", "evaluation.json"
 DEFAULT_EPISODES = 100
+PLAN_MS = 80.0  # 1,000 plans in less than two minutes
 LONG = 200  # steps of an episode; a plan takes a CPU a tenth of a second or more
 _SECTIONS = ("layout", "tokens", "model", "dimensions", "metadata")
 _SAMPLERS = ("action", "first_action", "observation", "reward")
