@@ -256,7 +256,6 @@ def test_evaluate_plays_a_model_of_the_package_with_its_search(
 def test_few_long_episodes_are_played_on_a_cpu(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two minutes are enough for one episode of 1,000 steps on a CPU."""
     models = tmp_path / "models"
     save_pretrained(run, models / "swing")
     monkeypatch.setattr(pretrained, "files", lambda package: tmp_path)
@@ -268,5 +267,7 @@ def test_few_long_episodes_are_played_on_a_cpu(
         assert default_episodes(models / "swing", torch.device("cpu"))[0] == expected
         assert default_episodes(models / "swing", torch.device("cuda"))[0] == 100
     assert main(["evaluate", "swing", "--env_options", "{max_episode_steps: 4}"]) == 0
-    assert "playing 1 episode: on a CPU one of about 1,000 steps" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "playing 1 episode with plans of at most 80 ms: on a CPU its episodes of about 1,000 steps" in text
     assert json.loads((tmp_path / "swing-evaluation.json").read_text())["metrics"]["return_n"] == 1
+    assert "--deadline_ms 80" in json.loads((tmp_path / "swing-evaluation.json").read_text())["command"]

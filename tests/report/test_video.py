@@ -13,7 +13,7 @@ from trajectory_transformer.report import video
 from trajectory_transformer.report.video import record_video
 from trajectory_transformer.rollout import Step, make_envs, rollout
 
-SEED = 5
+SEED, NUM_STEPS = 5, 32  # of an episode that is started with it
 
 
 class Alternating:
@@ -49,17 +49,19 @@ def test_a_video_shows_the_states_of_the_episode(
     np.testing.assert_allclose(np.stack(states), episode.observations, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("minimum", "expected"), [(3, 1), (0, 2)])
+@pytest.mark.parametrize(("max_rate", "stride"), [(25, 1), (10, 3)])
 def test_frames_of_a_long_episode_are_left_out(
-    episode: Episode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minimum: int, expected: int
+    episode: Episode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_rate: int, stride: int
 ) -> None:
-    """CartPole-v1 has 50 frames per second, more than the 25 of a video."""
-    written: list[int] = []
-    monkeypatch.setattr(video, "video_writer", lambda path: lambda frames, rate: written.append(len(frames)))
+    """CartPole-v1 has 50 frames per second; enough must be left for 3 seconds."""
+    written: list[tuple[int, int]] = []
+    monkeypatch.setattr(video, "video_writer", lambda path: lambda *given: written.append((len(given[0]), given[1])))
     monkeypatch.setattr(video, "_paced", lambda frames, rate: (frames, rate))
-    monkeypatch.setattr(video, "MIN_SECONDS", minimum)  # 0: any episode is long
+    monkeypatch.setattr(video, "MIN_SECONDS", 1)
+    monkeypatch.setattr(video, "MAX_RATE", max_rate)
     record_video(tmp_path / "a.gif", "CartPole-v1", episode, seed=SEED)
-    assert written == [len(episode) // expected + 1]
+    assert len(episode) == NUM_STEPS
+    assert written == [(NUM_STEPS // stride + 1, 50 // stride)]
 
 
 def test_pictures_without_a_display_print_no_error() -> None:

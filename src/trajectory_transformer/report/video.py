@@ -1,6 +1,7 @@
 """Record an episode as a video of the environment's rendered frames; needs no display."""
 
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,7 +104,8 @@ def check_video(path: str | Path, env_id: str, env_options: Mapping[str, Any] | 
             env.reset(seed=0)
             frame = env.render()
         except Exception as error:  # drivers raise exceptions of their own
-            raise ValueError(f"environment {env_id!r} cannot be recorded: {error}") from error
+            cure = "; MuJoCo tries other libraries with MUJOCO_GL=egl, osmesa or glfw" if "OpenGL" in str(error) else ""
+            raise ValueError(f"environment {env_id!r} cannot be recorded: {error}{cure}") from error
     if not isinstance(frame, np.ndarray) or frame.ndim != 3:
         kind = type(frame).__name__
         raise ValueError(f"environment {env_id!r} cannot be recorded: it must render pictures as arrays, got {kind}")
@@ -114,6 +116,8 @@ def _rendering(env_id: str, env_options: Mapping[str, Any] | None) -> Iterator[g
     """The environment with pictures as arrays."""
     # Pictures need no display; without this, pygame looks for one and prints an error where there is none.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if sys.platform == "linux" and "DISPLAY" not in os.environ:
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's own default needs a display
     with warnings.catch_warnings():
         # Gymnasium warns about a render mode that an environment does not have, and goes on.
         warnings.filterwarnings("error", message=".*render_mode")
@@ -148,7 +152,7 @@ def record_video(
     write = video_writer(path)
     with _rendering(env_id, env_options) as env:
         rate = int(env.metadata.get("render_fps", 30))
-        stride = max(rate // MAX_RATE, 1) if len(episode) >= MIN_SECONDS * rate else 1
+        stride = max(min(rate // MAX_RATE, len(episode) // (MIN_SECONDS * MAX_RATE)), 1)
         recorder = _FrameRecorder(env, stride)
         envs = SyncVectorEnv([lambda: recorder], copy=False, autoreset_mode=AutoresetMode.DISABLED)
         rollout(envs, _Replay(episode, on_step), num_episodes=1, seed=seed)
