@@ -33,7 +33,7 @@ def main() -> None:
     dataset = load_dataset("log.csv", columns)
     sizes, settings = (
         ModelConfig(window=4, num_layers=1, width=32),
-        TrainConfig(steps=200, batch_size=64, learning_rate=3e-3),
+        TrainConfig(steps=600, batch_size=64, learning_rate=3e-3),
     )
     model = train(dataset, tokens=TokenConfig(num_bins=20), model=sizes, train=settings)
     planner = Planner(model)

@@ -99,6 +99,7 @@ def test_random_numbers_are_the_same_on_both_devices() -> None:
     assert torch.equal(found.cpu(), draw(keys, step, 2, 64, 3))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")  # once per process
 def test_training_does_not_synchronise_with_the_gpu_between_reports(points: Dataset) -> None:
     trainer = make("iql", points, GPU, "captured", steps=10 * STEPS_PER_REPLAY)
     trainer.log_every = 10 * STEPS_PER_REPLAY

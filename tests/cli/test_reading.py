@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import matplotlib.figure
@@ -220,9 +221,9 @@ def test_columns_work_in_every_command_that_reads_data(
     labels: list[str] = []
     save = matplotlib.figure.Figure.savefig
 
-    def note(figure: matplotlib.figure.Figure, path: Path, *, dpi: int) -> None:
+    def note(figure: matplotlib.figure.Figure, path: Path, **options: Any) -> None:
         labels.extend(panel.get_ylabel() for panel in figure.axes)
-        save(figure, path, dpi=dpi)
+        save(figure, path, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(matplotlib.figure.Figure, "savefig", note)

@@ -137,12 +137,13 @@ def test_augmented_batches_are_the_same_on_a_gpu(dataset: Dataset, monkeypatch: 
         model = make_model(dataset)
         data = tokenize(dataset, model.tokenizer).to(torch.device("cuda"))
         model.gpt.to("cuda")
-        config = TrainConfig(steps=9, batch_size=8, warmup_steps=2, augment="grid", backend=backend)
+        config = TrainConfig(steps=9, batch_size=8, warmup_steps=2, learning_rate=6e-4, augment="grid", backend=backend)
         engine, make_batch = make_engine(model, config, World()), make_batch_maker(model, data, config)
         trainer = Trainer(model, data, config, engine=engine, make_batch=make_batch, log_every=1)
         return [metrics.loss for metrics in trainer.run() if metrics]
 
-    assert losses_of("auto") == losses_of("auto"), "bit for bit"
+    # The model is too small for the fused backend. The compiler times its kernels and may choose others the next time.
+    assert losses_of("auto") == pytest.approx(losses_of("auto"), rel=1e-3)
     eager = losses_of("eager")
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(captured, "supports_bf16", lambda: False)
