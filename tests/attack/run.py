@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from tests.attack.corpus import TARGETS, build_corpus, small_dataset
-from tests.attack.fuzz import attack, damaged
+from tests.attack.fuzz import Outcome, attack, damaged, outcomes_in_forks
 from tests.attack.kills import SCENARIOS, Killing
 from tests.attack.pairs import PAIRS, run_pair
 from trajectory_transformer.cli import main
@@ -43,12 +43,14 @@ SOAK_ACTS, SOAKS = 5000, 4
 class Attack:
     """The corpus in a temporary folder, and what was counted and found so far."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seed: int = SEED) -> None:
         """Build the corpus."""
-        self.corpus, self.copy = folder / "corpus", folder / "copy"
+        self.corpus, self.copy, self.elsewhere = folder / "corpus", folder / "copy", folder / "elsewhere"
         self.corpus.mkdir(parents=True)
+        self.elsewhere.mkdir()
         os.environ["MINARI_DATASETS_PATH"] = str(self.corpus / "minari")
         build_corpus(self.corpus, main)
+        self.seed = seed
         self.counts: Counter[str] = Counter()
         self.findings: list[str] = []
         self._expected: dict[str, str] = {}
@@ -60,14 +62,21 @@ class Attack:
         content = (self.corpus / target.file).read_bytes()
         if target.name not in self._expected:
             self._expected[target.name] = attack(target, self.corpus, self.copy, content, main).text
-        for number in range(first, first + count):
-            copy = damaged(target, content, np.random.default_rng([SEED, target_index, number]))
-            found = attack(target, self.corpus, self.copy, copy, main, self._expected[target.name])
+
+        def outcome(number: int) -> Outcome:
+            copy = damaged(target, content, np.random.default_rng([self.seed, target_index, number]))
+            return attack(target, self.corpus, self.copy, copy, main, self._expected[target.name])
+
+        for number, found in outcomes_in_forks(outcome, range(first, first + count), self.elsewhere):
             self.counts["fuzzed"] += 1
             if found.kind in ("raw", "silent", "hang"):
                 self.counts["hangs" if found.kind == "hang" else found.kind] += 1
                 text = re.sub(r"/\S*/", "", found.text)  # without the folders of this machine
-                self.findings.append(f"{target.name}, mutation {number}: {found.kind}: {text[-500:]}")
+                self._find(f"{target.name}, seed {self.seed}, mutation {number}: {found.kind}: {text[-500:]}")
+
+    def _find(self, finding: str) -> None:
+        self.findings.append(finding)
+        print(finding, flush=True)
 
     def kill(self, index: int, first: int = 1, every: int = 1) -> None:
         """Kill a scenario at every file event, or at some of them."""
@@ -78,7 +87,7 @@ class Attack:
             self.counts["runs"] += 1
             self.counts["identical"] += found == "identical"
             if found != "identical":
-                self.findings.append(f"{killing.scenario.name}: {found}")
+                self._find(f"{killing.scenario.name}: {found}")
 
     def pair(self, index: int) -> None:
         """Two processes at once."""
@@ -86,7 +95,7 @@ class Attack:
         self.counts["pairs"] += 1
         if found != "identical":
             self.counts["raw"] += 1
-            self.findings.append(f"pair {found}")
+            self._find(f"pair {found}")
 
     def soak(self, acts: int) -> None:
         """Plan for a long time: memory must not grow."""
@@ -102,7 +111,7 @@ class Attack:
         self.counts["soak_acts"] += acts
         self.counts["soak_mib"] = max(self.counts["soak_mib"], round(grown))
         if grown > 32:
-            self.findings.append(f"soak: {acts} calls of act took {grown:.0f} MiB")
+            self._find(f"soak: {acts} calls of act took {grown:.0f} MiB")
 
 
 def _resident() -> int:

@@ -1,11 +1,14 @@
 """The attack in short: some kills, some mutations of every format, pairs of processes; `make attack` does all of it."""
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.attack.corpus import TARGETS
-from tests.attack.fuzz import attack
+from tests.attack.fuzz import Outcome, attack, outcomes_in_forks
 from tests.attack.kills import SCENARIOS
 from tests.attack.pairs import PAIRS
 from tests.attack.run import Attack
@@ -36,6 +39,24 @@ def test_damaged_files_are_refused_by_name(attacked: Attack) -> None:
         attacked.fuzz(index, 1000, 1)
     assert attacked.findings == []
     assert attacked.counts["fuzzed"] == len(TARGETS)
+
+
+def test_a_hang_in_c_and_a_crash_are_found_and_the_attack_goes_on(tmp_path: Path) -> None:
+    def outcome(number: int) -> Outcome:
+        if number == 3:
+            # A signal handler of Python does not run while a library in C is called.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+            time.sleep(60)
+        if number == 5:
+            os.kill(os.getpid(), signal.SIGKILL)  # as the system does to one that takes all memory
+        Path("written").touch()
+        return Outcome("refused", str(number))
+
+    found = dict(outcomes_in_forks(outcome, range(2, 8), tmp_path, kill_seconds=0.5))
+    assert [outcome.kind for outcome in found.values()] == ["refused", "hang", "refused", "raw", "refused", "refused"]
+    assert found[5].text == f"the process ended with {-signal.SIGKILL}"
+    assert found[7].text == "7"
+    assert (tmp_path / "written").is_file()
 
 
 WRONG_KIND = ("policy", "actor")  # files of another kind, which are always refused
