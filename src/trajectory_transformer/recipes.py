@@ -46,7 +46,7 @@ def read_recipe(name: str | Path, policies: str | Path | None = None, *, trust: 
     needs_trust = isinstance(source, Path) and not trust
     if needs_trust and ":" in env:
         raise ValueError(_untrusted(source, "environment", env))
-    check_memory(_STEP_BYTES * min(sum(steps for _, steps in entries), 2**62), f"{source}: its dataset")
+    check_memory(_STEP_BYTES * sum(steps for _, steps in entries), f"{source}: its dataset")
     parts = []
     for policy, steps in entries:
         if steps < 1:
