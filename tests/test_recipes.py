@@ -54,6 +54,9 @@ def test_every_antmaze_recipe_collects_a_million_steps_with_the_walker(ant_polic
         ("env: [", r"bad\.yaml: not valid YAML"),
         ("parts: []", r"bad\.yaml: a recipe needs env and parts, each with policy and steps \('env'\)"),
         ("env: A\nparts: [{policy: random, steps: 0}]", r"bad\.yaml: steps must be at least 1, got 0"),
+        ("env: A\nparts: [{policy: random, steps: .inf}]", r"bad\.yaml: a recipe needs env and parts"),
+        (f"env: A\nparts: [{{policy: random, steps: {10**20}}}]", r"bad\.yaml: its dataset needs .* GiB of memory"),
+        (f"env: A\nparts: [{{policy: random, steps: {10**400}}}]", r"bad\.yaml: its dataset needs .* GiB of memory"),
     ],
 )
 def test_broken_recipes_raise_an_error_that_names_the_file(text: str, rule: str, tmp_path: Path) -> None:

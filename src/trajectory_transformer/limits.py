@@ -55,6 +55,7 @@ def check_memory(needed: int, what: str) -> None:
     """Refuse something of `needed` bytes that does not fit into memory."""
     if needed < _SMALL:
         return  # asking the system takes longer than allocating it
+    needed = min(needed, 2**99)  # a float for the message
     available = available_bytes()
     if available is not None and needed > available:
         raise ValueError(f"{what} needs {needed / GIB:.1f} GiB of memory, {available / GIB:.1f} GiB are available")

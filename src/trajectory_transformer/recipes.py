@@ -10,6 +10,9 @@ from typing import Any
 from trajectory_transformer.actors import parse_actor
 from trajectory_transformer.collect import Part
 from trajectory_transformer.files import read_yaml
+from trajectory_transformer.limits import check_memory
+
+_STEP_BYTES = 12  # that a step takes at least: an observation, an action and a reward
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,13 @@ def read_recipe(name: str | Path, policies: str | Path | None = None, *, trust: 
     try:
         env, entries = str(content["env"]), [(str(each["policy"]), int(each["steps"])) for each in content["parts"]]
         options = [dict(content.get(key, {})) for key in ("env_options", "collect_options")]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{source}: a recipe needs env and parts, each with policy and steps ({reason})") from error
     needs_trust = isinstance(source, Path) and not trust
     if needs_trust and ":" in env:
         raise ValueError(_untrusted(source, "environment", env))
+    check_memory(_STEP_BYTES * sum(steps for _, steps in entries), f"{source}: its dataset")
     parts = []
     for policy, steps in entries:
         if steps < 1:

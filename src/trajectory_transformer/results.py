@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("trajectory-transformer", "torch", "numpy", "gymnasium", "mujoco", "minari", "minigrid")
 EPISODES = "episodes_sha256"  # in the result of an evaluation: the digest of the file of its episodes
-_COMMIT = "TT_COMMIT"  # environment variable with the commit of a source tree without git history
+COMMIT = "TT_COMMIT"  # environment variable with the commit of a source tree without git history
 
 
 def write_result(
@@ -36,7 +36,7 @@ def write_result(
     content = {
         "name": name,
         "command": command,
-        "commit": _commit(),
+        "commit": source_commit(),
         "device": _device_name(device),
         "versions": {"python": platform.python_version(), **package_versions(_PACKAGES)},
         "seeds": list(seeds),
@@ -59,13 +59,13 @@ def two_digits(value: float) -> str:
     return f"{float(f'{value:.2g}'):g}"
 
 
-def _commit() -> str:
+def source_commit() -> str:
     """Commit of the running source, with `-dirty` for uncommitted changes; `unknown` outside a git checkout.
 
     The environment variable TT_COMMIT overrides it, for copies of the source without git history.
     """
-    if os.environ.get(_COMMIT):
-        return os.environ[_COMMIT]
+    if os.environ.get(COMMIT):
+        return os.environ[COMMIT]
     here = Path(__file__).parent
     try:
         done = [

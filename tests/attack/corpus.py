@@ -53,7 +53,7 @@ class Target:
     words: tuple[str, ...]
     protected: bool = False  # whether a checksum covers its contents
     member: str = ""  # of a zip file: what is damaged, with a checksum that fits
-    every: int = 1  # takes part in one of this many pieces: for commands that take long
+    blocks: int = 65  # how many pieces of mutations; fewer for commands that take long
 
 
 TARGETS = (
@@ -74,9 +74,9 @@ TARGETS = (
     Target("weights", "run/weights.safetensors", ("evaluate", "{}/run", "--out", "{}/x.json", *SEARCH), protected=True),
     Target("run settings", "run/run.json", RESUME),
     Target("resume state", "run/resume.safetensors", RESUME, protected=True),
-    Target("metrics", "run/metrics.jsonl", RESUME, every=20),
-    Target("training result", "run/training.json", ("evaluate", "{}/run", "--out", "{}/x.json", *SEARCH), every=5),
-    Target("page", "run/evaluation.json", ("report", "{}/run"), every=20),
+    Target("metrics", "run/metrics.jsonl", RESUME, blocks=3),
+    Target("training result", "run/training.json", ("evaluate", "{}/run", "--out", "{}/x.json", *SEARCH), blocks=12),
+    Target("page", "run/evaluation.json", ("report", "{}/run"), blocks=3),
     Target("episodes", "run/evaluation.npz", ("report", "{}/run"), protected=True),
     Target("result", "results/a.json", ("report", "{}/results", "--into", "[{}/doc.md]")),
     Target("shard index", "shards/index.json", ("train", "--shards", "{}/shards", "--out", "{}/new", *STEP)),
@@ -96,9 +96,9 @@ TARGETS = (
         "actor.safetensors",
         ("collect", "--env", "CartPole-v1", "--policy", "{}/actor.safetensors", "--out", "{}/x.npz"),
     ),
-    Target("zip", "agent.zip", AGENT, every=4),
-    Target("zip data", "agent.zip", AGENT, member="data", every=4),
-    Target("zip weights", "agent.zip", AGENT, member="policy.pth", every=4),
+    Target("zip", "agent.zip", AGENT, blocks=12),
+    Target("zip data", "agent.zip", AGENT, member="data", blocks=12),
+    Target("zip weights", "agent.zip", AGENT, member="policy.pth", blocks=12),
     Target("real actor", "real.safetensors", (*ACTOR, "--policy", "{}/real.safetensors")),
     Target("noisy actor", "real.safetensors", (*ACTOR, "--policy", "{}/real.safetensors sto")),
     Target("state", "state_1.pt", ("import", "{}/state_1.pt", "--dataset", "{}/five.npz", "--out", "{}/new")),

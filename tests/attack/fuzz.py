@@ -4,6 +4,8 @@ import contextlib
 import functools
 import io
 import json
+import os
+import select
 import shutil
 import signal
 import traceback
@@ -22,6 +24,7 @@ from trajectory_transformer.cli import COMMANDS, parser
 from trajectory_transformer.cli.parser import Command
 
 SECONDS = 30  # after which a command counts as hanging
+KILL_SECONDS = 40  # after which its process is killed: no signal handler of Python runs within a library in C
 _TEXTS = (
     b"NaN",
     b"-1",
@@ -195,3 +198,49 @@ def attack(
     if code != 2 or "Traceback" in text or not (named or target.name == "config"):
         return Outcome("raw", f"exit code {code}: {text}")
     return Outcome("refused", text)
+
+
+def outcomes_in_forks(
+    outcome: Callable[[int], Outcome], numbers: range, folder: Path, kill_seconds: float = KILL_SECONDS
+) -> Iterator[tuple[int, Outcome]]:
+    """The outcome of every number, computed in a fork with this working folder.
+
+    A fork that says nothing for `kill_seconds` is killed: a `hang`. One that ends by itself, for example by a
+    segmentation fault, is `raw`. Another fork then goes on with the next number.
+    """
+    left = numbers
+    while left:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(read)
+            _become(outcome, left, folder, write)
+        os.close(write)
+        chunk, rest = b"+", b""
+        while left and chunk and select.select([read], [], [], kill_seconds)[0]:
+            chunk = os.read(read, 65536)
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield left[0], Outcome(*json.loads(line))
+                left = left[1:]
+        os.close(read)
+        is_hanging = bool(left and chunk)
+        if is_hanging:
+            os.kill(child, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if left:
+            text = f"killed after {kill_seconds:g} s" if is_hanging else f"the process ended with {code}"
+            yield left[0], Outcome("hang" if is_hanging else "raw", text)
+            left = left[1:]
+
+
+def _become(outcome: Callable[[int], Outcome], numbers: range, folder: Path, write: int) -> None:
+    """The fork: one line of JSON per number."""
+    try:
+        os.chdir(folder)  # a damaged path may be relative
+        for number in numbers:
+            found = outcome(number)
+            os.write(write, json.dumps([found.kind, found.text[-2000:]]).encode() + b"\n")
+    except BaseException:
+        traceback.print_exc()
+    os._exit(0)  # without the clean-up of the parent

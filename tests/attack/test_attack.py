@@ -1,14 +1,18 @@
 """The attack in short: some kills, some mutations of every format, pairs of processes; `make attack` does all of it."""
 
+import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.attack.corpus import TARGETS
-from tests.attack.fuzz import attack
+from tests.attack.fuzz import Outcome, attack, outcomes_in_forks
 from tests.attack.kills import SCENARIOS
 from tests.attack.pairs import PAIRS
-from tests.attack.run import Attack
+from tests.attack.run import BLOCK, Attack, State, pieces
 from trajectory_transformer.cli import main
 
 pytestmark = [
@@ -36,6 +40,24 @@ def test_damaged_files_are_refused_by_name(attacked: Attack) -> None:
         attacked.fuzz(index, 1000, 1)
     assert attacked.findings == []
     assert attacked.counts["fuzzed"] == len(TARGETS)
+
+
+def test_a_hang_in_c_and_a_crash_are_found_and_the_attack_goes_on(tmp_path: Path) -> None:
+    def outcome(number: int) -> Outcome:
+        if number == 3:
+            # A signal handler of Python does not run while a library in C is called.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+            time.sleep(60)
+        if number == 5:
+            os.kill(os.getpid(), signal.SIGKILL)  # as the system does to one that takes all memory
+        Path("written").touch()
+        return Outcome("refused", str(number))
+
+    found = dict(outcomes_in_forks(outcome, range(2, 8), tmp_path, kill_seconds=0.5))
+    assert [outcome.kind for outcome in found.values()] == ["refused", "hang", "refused", "raw", "refused", "refused"]
+    assert found[5].text == f"the process ended with {-signal.SIGKILL}"
+    assert found[7].text == "7"
+    assert (tmp_path / "written").is_file()
 
 
 WRONG_KIND = ("policy", "actor")  # files of another kind, which are always refused
@@ -73,3 +95,29 @@ def test_two_processes_do_not_harm_each_other(attacked: Attack, index: int) -> N
 def test_planning_for_a_long_time_takes_no_more_memory(attacked: Attack, tmp_path: Path) -> None:
     attacked.soak(50)
     assert attacked.findings == []
+
+
+def test_a_piece_that_is_attacked_again_replaces_what_it_found(tmp_path: Path) -> None:
+    first, second = [piece for piece in pieces() if piece.name == "fuzz npz"][:2]
+    state = State(tmp_path / "state.json", seed=7)
+    clean = {"counts": {"fuzzed": 100}, "findings": [], "seconds": 1.0, "commit": "b"}
+    found = clean | {"counts": {"fuzzed": 100, "raw": 1}, "findings": ["npz, mutation 5"], "commit": "a"}
+    state.add(first, found)
+    state.add(second, clean | {"commit": "a"})
+    assert len(state.left(["fuzz npz"], again=False)) == len(state.left(["fuzz npz"], again=True)) - 2
+    state.write(tmp_path / "before.json")
+    state = State(tmp_path / "state.json", seed=7)  # as another process reads it
+    state.add(first, clean)
+    state.write(tmp_path / "after.json")
+    before, after = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("before", "after"))
+    assert (before["metrics"]["fuzzed"], before["metrics"]["raw"], before["findings"]) == (200, 1, found["findings"])
+    assert (after["metrics"]["fuzzed"], after["metrics"]["raw"], after["findings"]) == (200, 0, [])
+    assert after["pieces_by_commit"] == {"a": 1, "b": 1}
+    with pytest.raises(SystemExit, match="seed 7, not 8"):
+        State(tmp_path / "state.json", seed=8)
+
+
+def test_the_whole_attack_is_large_enough() -> None:
+    planned = pieces()
+    assert sum(piece.kind == "fuzz" for piece in planned) * BLOCK >= 200_000
+    assert len(set(planned)) == len(planned)

@@ -155,6 +155,17 @@ def test_a_wrong_type_is_reported_by_file_and_field(
     assert place[-1] in error
 
 
+@pytest.mark.parametrize("width", [10**10, 10**20, 10**400])
+def test_a_baseline_that_no_memory_holds_is_refused(runs: Path, capsys: pytest.CaptureFixture[str], width: int) -> None:
+    path = runs / "bc" / "run.json"
+    stored = json.loads(path.read_text())
+    stored["settings"]["hidden"] = [4, width]
+    path.write_text(json.dumps(stored))
+    assert main(["baseline", "--resume", str(path.parent), "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert f"{path.parent}: cannot be resumed (bc with hidden layers of 4, {width} needs " in error
+
+
 @pytest.mark.parametrize("name", ["run", "bc"])
 def test_a_dataset_that_cannot_be_read_names_the_run(runs: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     path = runs / name / "run.json"

@@ -239,3 +239,12 @@ def test_a_hostile_index_is_refused(folder: Path, name: str, entry: object) -> N
     (folder / "index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match=str(folder)):
         open_shards(folder)
+
+
+@pytest.mark.parametrize("shape", ["x", [4], [0, 2, 2], [1.5, 2, 2], "xyz"])
+def test_a_map_that_is_no_map_is_refused(folder: Path, shape: object) -> None:
+    index = json.loads((folder / "index.json").read_text())
+    index["layout"]["map_shape"] = shape
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=f"{folder}: .*the shape of a map must be 3 sizes of at least 1, got"):
+        open_shards(folder)

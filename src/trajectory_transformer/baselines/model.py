@@ -27,6 +27,13 @@ KIND = "trajectory-transformer baseline"
 _SCALING = "scaling."
 
 
+def least_numbers(settings: Settings, dims: Dims, num_learners: int) -> int:
+    """How many weights the networks have at least."""
+    sizes = [max(dims.observation + dims.goal, dims.action), *settings.hidden]
+    numbers = num_learners * sum(inputs * outputs for inputs, outputs in pairwise(sizes))
+    return numbers * int(getattr(settings, "num_networks", 1))
+
+
 class BaselinePolicy:
     """The policy of one training seed; plays in any number of environments."""
 
@@ -165,9 +172,7 @@ class Baseline:
             dims, seeds = Dims(**description["dims"]), tuple(int(seed) for seed in description["seeds"])
             preset = find_preset(name)
             chosen = changed(preset.settings, settings)
-            sizes = [max(dims.observation + dims.goal, dims.action), *chosen.hidden]
-            numbers = len(seeds) * sum(inputs * outputs for inputs, outputs in pairwise(sizes))
-            check_stored(tensors, layers=len(chosen.hidden), numbers=numbers * getattr(chosen, "num_networks", 1))
+            check_stored(tensors, layers=len(chosen.hidden), numbers=least_numbers(chosen, dims, len(seeds)))
             check_finite(tensors)
             algorithm = preset.algorithm(chosen, sizes_of(dims), seeds, device)
             scaling = Scaling(**{field.name: tensors.pop(_SCALING + field.name) for field in fields(Scaling)})

@@ -13,7 +13,7 @@ import torch
 
 from trajectory_transformer.baselines.algorithm import Settings
 from trajectory_transformer.baselines.data import Learner, fit_scaling
-from trajectory_transformer.baselines.model import Baseline, sizes_of
+from trajectory_transformer.baselines.model import Baseline, least_numbers, sizes_of
 from trajectory_transformer.baselines.presets import changed, find_preset, settings_dict
 from trajectory_transformer.baselines.train import Backend, BaselineMetrics, BaselineTrainer
 from trajectory_transformer.config import require
@@ -22,6 +22,7 @@ from trajectory_transformer.data.sources import Columns, load_dataset
 from trajectory_transformer.data.sources.columns import parse_columns
 from trajectory_transformer.files import lock_folder, naming, read_json, replacing, settings_from, write_atomically
 from trajectory_transformer.gpu.backends import find_device
+from trajectory_transformer.limits import check_memory
 from trajectory_transformer.results import write_result
 from trajectory_transformer.rollout import Dims
 from trajectory_transformer.runs.metrics import JsonLines
@@ -296,6 +297,8 @@ def make_trainer(
     if any(dims_of(dataset) != dims for dataset in datasets):
         raise ValueError(f"datasets trained on together must have the same sizes, got {list(map(dims_of, datasets))}")
     seeds = tuple(learner.seed for learner in learners)
+    numbers = least_numbers(settings, dims, len(seeds))
+    check_memory(4 * numbers, f"{name} with hidden layers of {', '.join(map(str, settings.hidden))}")
     algorithm = kind(settings, sizes_of(dims), seeds, device)
     scaling = fit_scaling(datasets, learners, settings.states, settings.rewards)
     rows = algorithm.rows(datasets, learners, scaling, device)

@@ -16,6 +16,9 @@ class TokenLayout:
     def __post_init__(self) -> None:
         """Refuse a transition without state or action."""
         object.__setattr__(self, "map_shape", tuple(self.map_shape))  # a list if it was read from JSON
+        sizes = self.map_shape
+        if sizes and not (len(sizes) == 3 and all(isinstance(size, int) and size >= 1 for size in sizes)):
+            raise ValueError(f"the shape of a map must be 3 sizes of at least 1, got {list(sizes)}")
         if self.observation_dim < 1 or self.action_dim < 1 or self.goal_dim < 0:
             raise ValueError(
                 "a layout needs at least 1 observation and 1 action dimension and no negative goal, "

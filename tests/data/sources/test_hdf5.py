@@ -128,3 +128,10 @@ def test_a_damaged_heap_of_texts_is_refused_instead_of_searched_forever(tmp_path
         path.write_bytes(whole[:place] + value + whole[place + 8 :])
         with pytest.raises(ValueError, match=r"x\.hdf5: not a complete HDF5 file: its heap of texts is damaged"):
             load_dataset(path)
+
+
+def test_a_name_that_is_no_text_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "x.hdf5"))
+    path.write_bytes(path.read_bytes().replace(b"rewards", b"rew\xfbrds"))
+    with pytest.raises(ValueError, match=r"x\.hdf5: not a complete HDF5 file; it may be truncated"):
+        load_dataset(path)

@@ -143,6 +143,14 @@ def test_episodes_that_do_not_fit_their_space_are_errors_with_their_number() -> 
         load_dataset("other/mixed-v0")
 
 
+def test_a_name_that_is_no_text_is_an_error_that_names_the_file(tmp_path: Path, tiny_dataset: Dataset) -> None:
+    save_dataset(tiny_dataset, "own/bytes-v0")
+    (path,) = tmp_path.rglob("main_data.hdf5")
+    path.write_bytes(path.read_bytes().replace(b"rewards", b"rew\xfbrds"))
+    with pytest.raises(ValueError, match=r"own/bytes-v0: main_data\.hdf5 cannot be read \('utf-8' codec"):
+        load_dataset("own/bytes-v0")
+
+
 def test_names_that_are_neither_file_nor_id_nor_task_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"hopper: not a dataset; expected a file .* a Minari id .* or a benchmark task"

@@ -147,6 +147,8 @@ def test_errors_in_parquet_files_name_the_row(tmp_path: Path, state: list[object
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
+        ("observations: null\n", r"columns\.yaml: columns\.observations must be a list of names, got None"),
+        ("observations: [x]\nactions: 1\n", r"columns\.yaml: columns\.actions must be a list of names, got 1"),
         ("observations: [x]\n", r"columns\.yaml: columns\.actions must name at least one column"),
         ("observation: [x]\nactions: [u]\n", r"keys episode, order, observations.* got 'observation'"),
         (

@@ -131,6 +131,8 @@ def parse_columns(content: object, place: str, *, complete: bool = True) -> Colu
     values = dict(content)
     for name in ("observations", "actions", "goals"):
         given = values.get(name, ())
+        if not isinstance(given, str | list | tuple):
+            raise ValueError(f"{place}: columns.{name} must be a list of names, got {given!r}")
         values[name] = (given,) if isinstance(given, str) else tuple(str(each) for each in given)
         if complete and not values[name] and name != "goals":
             raise ValueError(f"{place}: columns.{name} must name at least one column, got none")

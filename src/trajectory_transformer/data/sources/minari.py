@@ -131,7 +131,7 @@ def _check_files(folder: Path, place: str) -> None:
         try:
             with h5py.File(path, "r") as file:
                 check_contents(path, file)
-        except (OSError, RuntimeError, KeyError, TypeError) as error:
+        except (OSError, RuntimeError, KeyError, TypeError, UnicodeDecodeError) as error:
             raise ValueError(f"{place}: {path.name} cannot be read ({error})") from error
 
 
