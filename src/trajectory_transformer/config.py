@@ -316,7 +316,7 @@ PRESETS: dict[PresetName, Preset] = {
     "small": Preset(
         tokens=TokenConfig(termination_penalty="auto"),
         model=ModelConfig(window=5, num_layers=2, width=64, dropout=0.0),
-        train=TrainConfig(steps=3000, batch_size=64, learning_rate=2e-3),
+        train=TrainConfig(steps=4500, batch_size=64, learning_rate=2e-3),
     ),
     "paper": Preset(
         tokens=TokenConfig(value_includes_reward=True, truncated="stop"),

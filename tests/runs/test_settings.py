@@ -155,7 +155,7 @@ def test_a_wrong_type_is_reported_by_file_and_field(
     assert place[-1] in error
 
 
-@pytest.mark.parametrize("width", [10**10, 10**20, 10**400])
+@pytest.mark.parametrize("width", [10**13, 10**20, 10**400])
 def test_a_baseline_that_no_memory_holds_is_refused(runs: Path, capsys: pytest.CaptureFixture[str], width: int) -> None:
     path = runs / "bc" / "run.json"
     stored = json.loads(path.read_text())

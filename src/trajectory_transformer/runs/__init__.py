@@ -36,7 +36,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 SMALL = (
-    "training on a CPU with the preset small (2 layers of width 64, 3,000 steps: minutes); the full model takes hours: "
+    "training on a CPU with the preset small (2 layers of width 64, 4,500 steps: minutes); the full model takes hours: "
     "preset default"
 )
 

@@ -12,6 +12,7 @@ from trajectory_transformer.data.sources.minari import load_minari, save_minari
 from trajectory_transformer.data.sources.ogbench import is_ogbench, load_ogbench
 from trajectory_transformer.data.sources.tables import TABLES, load_table, save_table, table_suffix
 from trajectory_transformer.data.sources.tasks import is_task, load_task
+from trajectory_transformer.files import naming
 
 __all__ = ["Columns", "is_minari_id", "load_dataset", "save_dataset"]
 
@@ -40,7 +41,11 @@ def load_dataset(name: str | Path, columns: Columns | None = None) -> Dataset:
     episodes end. A table can have a YAML file next to it, `log.csv.columns.yaml` for `log.csv`; `columns` with
     observations and actions replaces it, `columns` without them adds to it.
     """
-    name, path = str(name), Path(name)
+    with naming(name, "cannot be read"):
+        return _load(str(name), Path(name), columns)
+
+
+def _load(name: str, path: Path, columns: Columns | None) -> Dataset:
     suffix = table_suffix(path)
     if suffix in _FILES:
         if not path.exists():
