@@ -30,7 +30,7 @@ def parquet_header(path: Path) -> tuple[list[str], dict[str, Any]]:
     pyarrow, parquet = _pyarrow()
     try:
         schema = parquet.ParquetDataset(path).schema
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise _incomplete(path, error) from error
     stored = parse_json((schema.metadata or {}).get(_DESCRIPTION, b"{}"), f"{path}: its description")
     return list(schema.names), check_description(stored, path)
@@ -50,7 +50,7 @@ def read_parquet(
         try:
             _check_rows(file, [*numeric, *labels])
             tables.append(parquet.read_table(file, columns=list(dict.fromkeys([*numeric, *labels]))))
-        except (OSError, pyarrow.ArrowException) as error:
+        except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
             raise _incomplete(file, error) from error
     try:
         table = pyarrow.concat_tables(tables, promote_options="permissive")
@@ -78,12 +78,16 @@ def _check_rows(path: Path, columns: Sequence[str]) -> None:
     """Refuse a file or folder whose columns would not fit into memory: a run of equal values takes a few bytes."""
     _, parquet = _pyarrow()
     for file in sorted(path.glob("**/*.parquet")) if path.is_dir() else [path]:
-        found = parquet.ParquetFile(file).metadata
+        opened = parquet.ParquetFile(file)
+        # Of a column of lists: NAME.list.element
+        places = [f"{opened.schema.column(index).path}." for index in range(len(opened.schema))]
+        chosen = [index for index, place in enumerate(places) if any(place.startswith(f"{name}.") for name in columns)]
         numbers = 0
-        for group in (found.row_group(index) for index in range(found.num_row_groups)):
-            for chunk in (group.column(index) for index in range(group.num_columns)):
-                place = f"{chunk.path_in_schema}."  # of a column of lists: NAME.list.element
-                numbers += chunk.num_values * any(place.startswith(f"{name}.") for name in columns)
+        for number in range(opened.metadata.num_row_groups):
+            # Read a row first: `column` ends the process where the description of a column is damaged.
+            next(opened.iter_batches(batch_size=1, row_groups=[number], columns=list(columns)), None)
+            group = opened.metadata.row_group(number)
+            numbers += sum(group.column(index).num_values for index in chosen)
         check_size(file, 8 * numbers)
 
 
@@ -105,7 +109,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     pyarrow, parquet = _pyarrow()
     try:
         records: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise _incomplete(path, error) from error
     return records
 
