@@ -77,6 +77,22 @@ def test_damaged_policies_are_refused_or_act(attacked: Attack, name: str, count:
     assert attacked.findings == []
 
 
+FOUND = [
+    ("parquet", 843),
+    ("parquet", 873),
+    ("npz", 1056),
+    ("ogbench", 1401),
+    ("minari data", 250),
+    ("minari data", 1810),
+]
+
+
+@pytest.mark.parametrize(("name", "number"), FOUND)
+def test_what_the_attack_found_once_is_not_found_again(attacked: Attack, name: str, number: int) -> None:
+    attacked.fuzz([target.name for target in TARGETS].index(name), number, 1)
+    assert attacked.findings == []
+
+
 @pytest.mark.parametrize("name", ["npz", "csv", "minari", "evaluate", "resume", "pets"])
 def test_a_command_killed_at_a_file_event_gives_the_same_result_when_run_again(attacked: Attack, name: str) -> None:
     index = [scenario.name for scenario in SCENARIOS].index(name)

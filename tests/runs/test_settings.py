@@ -161,9 +161,28 @@ def test_a_baseline_that_no_memory_holds_is_refused(runs: Path, capsys: pytest.C
     stored = json.loads(path.read_text())
     stored["settings"]["hidden"] = [4, width]
     path.write_text(json.dumps(stored))
+    described = path.with_name("checkpoint.json")
+    checkpoint = json.loads(described.read_text())
+    checkpoint["algorithm"]["settings"]["hidden"] = [4, width]
+    described.write_text(json.dumps(checkpoint))
     assert main(["baseline", "--resume", str(path.parent), "--device", "cpu"]) == 2
     error = capsys.readouterr().err
     assert f"{path.parent}: cannot be resumed (bc with hidden layers of 4, {width} needs " in error
+
+
+@pytest.mark.parametrize("change", [{"steps": 10**20}, {"learning_rate": 0.5}, None])
+def test_a_baseline_is_resumed_only_with_its_own_settings(
+    runs: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any] | None
+) -> None:
+    path = runs / "bc" / "run.json"
+    stored = json.loads(path.read_text())
+    if change is None:
+        del stored["settings"]["steps"]  # the preset trains for much longer
+    else:
+        stored["settings"].update(change)
+    path.write_text(json.dumps(stored))
+    assert main(["baseline", "--resume", str(path.parent), "--device", "cpu"]) == 2
+    assert f"{path}: {next(iter(change or ['steps']))} is " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["run", "bc"])

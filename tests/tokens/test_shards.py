@@ -248,3 +248,12 @@ def test_a_map_that_is_no_map_is_refused(folder: Path, shape: object) -> None:
     (folder / "index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match=f"{folder}: .*the shape of a map must be 3 sizes of at least 1, got"):
         open_shards(folder)
+
+
+@pytest.mark.parametrize("size", [True, 1.0, "1"])
+def test_a_layout_whose_size_is_no_whole_number_is_refused(folder: Path, size: object) -> None:
+    index = json.loads((folder / "index.json").read_text())
+    index["layout"]["action_dim"] = size
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=f"{folder}: .*the sizes of a layout must be whole numbers"):
+        open_shards(folder)

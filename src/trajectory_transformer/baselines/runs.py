@@ -248,6 +248,7 @@ def resume_baseline(folder: Path, dataset: Dataset | str | Path | None = None, *
     """
     check_resumable(folder)
     settings = BaselineRunSettings.read(folder)
+    _check_settings(folder, settings)
     given = data_to_resume(folder, settings, dataset, command="tt baseline")
     if not isinstance(given, Dataset):
         settings = replace(settings, dataset=given)
@@ -255,6 +256,20 @@ def resume_baseline(folder: Path, dataset: Dataset | str | Path | None = None, *
         run = _make_run(settings, folder, device, given if isinstance(given, Dataset) else None, resume=True)
     run.baseline.save(folder)  # a kill may have come between the two files of the last save
     return run
+
+
+def _check_settings(folder: Path, settings: BaselineRunSettings) -> None:
+    """Refuse settings other than those of the checkpoint, for example a number of steps that is missing."""
+    with naming(folder / "checkpoint.json", "not the description of a baseline", KeyError, TypeError, AttributeError):
+        stored = read_json(folder / "checkpoint.json")["algorithm"]["settings"]
+        preset = find_preset(settings.algorithm).settings
+        trained, wanted = (settings_dict(changed(preset, each)) for each in (stored, settings.settings))
+    for name, value in wanted.items():
+        if trained[name] != value:
+            raise ValueError(
+                f"{folder / RUN}: {name} is {value!r}, and {trained[name]!r} in checkpoint.json: one of the two was "
+                "changed or is damaged"
+            )
 
 
 def _make_run(

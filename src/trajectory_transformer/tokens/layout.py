@@ -19,6 +19,9 @@ class TokenLayout:
         sizes = self.map_shape
         if sizes and not (len(sizes) == 3 and all(isinstance(size, int) and size >= 1 for size in sizes)):
             raise ValueError(f"the shape of a map must be 3 sizes of at least 1, got {list(sizes)}")
+        dims = (self.observation_dim, self.action_dim, self.goal_dim)
+        if any(type(size) is not int for size in dims):
+            raise ValueError(f"the sizes of a layout must be whole numbers, got {list(dims)}")
         if self.observation_dim < 1 or self.action_dim < 1 or self.goal_dim < 0:
             raise ValueError(
                 "a layout needs at least 1 observation and 1 action dimension and no negative goal, "

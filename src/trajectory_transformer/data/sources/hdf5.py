@@ -102,7 +102,9 @@ def _read(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
             known = [name for name in (*_NEEDED, *_OPTIONAL) if isinstance(file.get(name), h5py.Dataset)]
             arrays = {} if missing else {name: np.asarray(file[name][()]) for name in known}
             text = file.attrs.get(_DESCRIPTION, "{}")
-    except (OSError, RuntimeError, KeyError, TypeError, MemoryError, UnicodeDecodeError) as error:
+    except (OSError, RuntimeError, KeyError, TypeError, MemoryError, ValueError) as error:
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
         raise ValueError(f"{path}: not a complete HDF5 file; it may be truncated ({error})") from error
     stored = check_description(parse_json(str(text), f"{path}: its description"), path)
     if missing:

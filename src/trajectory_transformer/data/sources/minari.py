@@ -131,7 +131,9 @@ def _check_files(folder: Path, place: str) -> None:
         try:
             with h5py.File(path, "r") as file:
                 check_contents(path, file)
-        except (OSError, RuntimeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ValueError) and str(path) in str(error):
+                raise
             raise ValueError(f"{place}: {path.name} cannot be read ({error})") from error
 
 

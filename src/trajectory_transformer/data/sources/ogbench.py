@@ -23,7 +23,7 @@ def is_ogbench(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as file:
             names = {Path(name).stem for name in file.namelist()}
-    except (zipfile.BadZipFile, NotImplementedError, OSError):
+    except (zipfile.BadZipFile, NotImplementedError, OSError, UnicodeDecodeError):
         return False
     return names.issuperset(_NEEDED) and "lengths" not in names
 
