@@ -186,9 +186,6 @@ def _read_description(folder: Path) -> dict[str, Any]:
 
 def layout_fields(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a stored `TokenLayout`; format 1 called the shape of maps `context_shape`."""
-    for name, value in stored.items():
-        if name.endswith("_dim") and type(value) is not int:
-            raise ValueError(f"layout.{name} must be a whole number, got {value!r}")
     return {"map_shape" if name == "context_shape" else name: value for name, value in stored.items()}
 
 

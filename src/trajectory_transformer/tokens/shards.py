@@ -145,8 +145,7 @@ def build_shards(
 
     `read` is called once per pass over the stream: to look at the first episode, to find the termination penalty
     if it is `auto`, to fit the discretizer if none is given, and to write. At most one episode and the sample of
-    `fit_stream` are in memory at a time. `dimensions` has
-    the names, categories and labels of `dimension_fields`.
+    `fit_stream` are in memory at a time. `dimensions` has the names, categories and labels of `dimension_fields`.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
