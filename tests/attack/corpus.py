@@ -4,11 +4,13 @@ import gzip
 import io
 import json
 import shutil
+import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gymnasium
 import numpy as np
@@ -122,6 +124,12 @@ def small_dataset(seed: int = 0, episodes: int = 4, env: str | None = "Pendulum-
 
 def build_corpus(folder: Path, main: Callable[[list[str]], int]) -> None:
     """Write every input; `main` is the command line. MINARI_DATASETS_PATH must be `folder / "minari"`."""
+    # Runs record the program that started them; mutations by number need the same bytes in every process.
+    with patch.object(sys, "argv", ["attack"]):
+        _build(folder, main)
+
+
+def _build(folder: Path, main: Callable[[list[str]], int]) -> None:
     data = small_dataset()
     for name in ("data.npz", "data.hdf5", "data.parquet"):
         save_dataset(data, folder / name)

@@ -81,6 +81,8 @@ FOUND = [
     ("parquet", 843),
     ("parquet", 873),
     ("npz", 1056),
+    ("npz", 3329),
+    ("npz", 5109),
     ("ogbench", 1401),
     ("minari data", 250),
     ("minari data", 1810),

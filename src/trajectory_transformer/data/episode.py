@@ -26,6 +26,7 @@ FORMAT = 1
 _DIMENSIONS = [f"{kind}_{part}" for kind in ("observation", "action") for part in ("names", "categories", "labels")]
 _NUMBERS = ("format", "lengths", "terminated", "observations", "actions", "rewards", "goals", "maps", "contexts")
 _ARRAYS = (*_NUMBERS, "outcomes", "metadata", *_DIMENSIONS)  # of a `.npz` file
+_ZIP_END_SIZE = 22 + 65_535  # bytes of the end record of a zip file with its longest comment
 
 
 @dataclass(frozen=True)
@@ -266,12 +267,25 @@ def read_npz(path: Path, only: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a `.npz` file whose names are in `only`; others are not read."""
     kinds = (zipfile.BadZipFile, zlib.error, EOFError, OSError, TypeError, RuntimeError, KeyError, NotImplementedError)
     with naming(path, "not a readable .npz dataset", *kinds), zipfile.ZipFile(path) as archive:
+        _check_directory(path, len(archive.infolist()))
         for info in archive.infolist():
             archive.open(info).close()  # refuses a name that was damaged: the array would seem to be missing
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         members = {name: info for name, info in members.items() if name in only}
         check_size(path, sum(info.file_size for info in members.values()))
         return {name: _read_array(archive, info) for name, info in members.items()}
+
+
+def _check_directory(path: Path, found: int) -> None:
+    """Refuse a zip file whose directory is damaged: arrays after the damage would seem to be missing."""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - _ZIP_END_SIZE, 0))
+        end = file.read()
+    # The end record holds the number of entries; 65,535 says that it is elsewhere.
+    place = end.rfind(b"PK\x05\x06") + 10
+    declared = int.from_bytes(end[place : place + 2], "little")
+    if declared not in (found, 0xFFFF):
+        raise ValueError(f"its directory lists {found} of {declared} arrays")
 
 
 def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> npt.NDArray[Any]:
