@@ -86,6 +86,13 @@ def test_on_episode_is_called_for_every_episode() -> None:
     assert sorted(lengths) == [2, 2, 3, 3, 4, 4]
 
 
+def test_on_step_counts_the_transitions_of_all_episodes() -> None:
+    counts: list[int] = []
+    episodes = rollout(counters(3), Recorder(), num_episodes=4, seed=0, on_step=counts.append)
+    assert sum(counts) == sum(len(episode) for episode in episodes)
+    assert counts[0] == 3
+
+
 def test_environments_with_autoreset_are_refused() -> None:
     with pytest.raises(ValueError, match="autoreset_mode"):
         rollout(SyncVectorEnv([Counter]), Recorder(), num_episodes=1, seed=0)

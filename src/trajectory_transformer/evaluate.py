@@ -41,6 +41,7 @@ def evaluate(
     seed: int = FIRST_SEED,
     env_options: Mapping[str, Any] | None = None,
     on_episode: Callable[[Episode], None] | None = None,
+    on_step: Callable[[int], None] | None = None,
     trust: bool = False,
 ) -> Evaluation:
     """Play episodes in an environment.
@@ -53,6 +54,7 @@ def evaluate(
         seed: episode i is reset with seed + i.
         env_options: arguments of the environment's constructor; None: those of the dataset, in its environment.
         on_episode: called with every episode that ends.
+        on_step: called after every step with the number of environments that took it.
         trust: also import the module of an environment `module:Id-v0` that only the dataset names.
     """
     require(episodes >= 1, "the number of episodes must be at least 1", episodes)
@@ -72,7 +74,7 @@ def evaluate(
                 _refuse_medians(planner, env_id)
         elif isinstance(planner, TrainedPolicy):
             check_dims(planner.dims, env_id, space_dims(envs))
-        played = rollout(envs, policy, num_episodes=episodes, seed=seed, on_episode=on_episode)
+        played = rollout(envs, policy, num_episodes=episodes, seed=seed, on_episode=on_episode, on_step=on_step)
     finally:
         envs.close()
     metrics = episode_metrics(played, references_of(env_id, metadata))

@@ -93,11 +93,13 @@ def rollout(
     num_episodes: int,
     seed: int,
     on_episode: Callable[[Episode], None] | None = None,
+    on_step: Callable[[int], None] | None = None,
 ) -> list[Episode]:
     """Play episodes to their end and return them in order.
 
     Episode i is reset with seed + i, so the episodes do not depend on the number of environments. The environments must
-    have autoreset disabled (see `make_envs`). `on_episode` is called when an episode ends.
+    have autoreset disabled (see `make_envs`). `on_episode` is called when an episode ends, `on_step` after every
+    step with the number of environments that took it.
     """
     if envs.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
         raise ValueError(
@@ -146,6 +148,8 @@ def rollout(
                 episodes[int(running[env])] = episode
                 if on_episode is not None:
                     on_episode(episode)
+        if on_step is not None:
+            on_step(int((running >= 0).sum()))
     return [episodes[index] for index in range(num_episodes)]
 
 

@@ -1,6 +1,7 @@
 """Outputs are claimed before work starts, nothing is left behind that blocks, and no mistake ends in a traceback."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from importlib import import_module
@@ -223,6 +224,16 @@ def test_a_video_needs_an_environment_that_renders(
     words = ["evaluate", made / "run", "--env", "blind:Blind-v0", "--out", "x.json", *SEARCH, "--video", "x.gif"]
     refused(r"'blind:Blind-v0' cannot be recorded: it has no render mode rgb_array .*[Rr]ender", *words)
     assert not (tmp_path / "x.json").exists()
+
+
+def test_progress_counts_steps_before_the_first_episode_ends(
+    tt: Run, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trajectory_transformer.cli.console.LINE_SECONDS", 0.0)
+    code, text = tt("evaluate", made / "run", "--episodes", 2, "--num_envs", 2, "--out", "steps.json", *SEARCH)
+    assert code == 0, text
+    assert "evaluating 0/2, 2 steps, 0:00:0" in text, text
+    assert re.search(r"evaluating 2/2, [\d,]+ steps, mean return", text), text
 
 
 def test_videos_show_the_longest_episode_for_three_seconds(tt: Run, made: Path, tmp_path: Path) -> None:

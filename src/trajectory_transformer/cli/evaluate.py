@@ -1,7 +1,7 @@
 """`tt evaluate`: play episodes with a trained model."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from trajectory_transformer.results import EPISODES, write_result
 
 if TYPE_CHECKING:
     import torch
+    from rich.progress import Progress
 
     from trajectory_transformer.baselines.model import Baseline
     from trajectory_transformer.evaluate import Evaluation
@@ -190,8 +191,8 @@ class Evaluate:
             deadline_ms=self.deadline_ms,
         )
         with self._claimed(env_id, options):
-            with _counting(self._num_episodes) as count:
-                found = self._evaluate(planner, env_id, options, count)
+            with _counting(self._num_episodes) as counter:
+                found = self._evaluate(planner, env_id, options, counter)
             kind = planner.kind or "return"
             guide = {} if self.q is None else {"q": str(self.q), **_training(self.q, "q_training")}
             self._write(
@@ -236,8 +237,8 @@ class Evaluate:
         policies = [baseline.policy(seed) for seed in seeds]
         env_id, options = self._environment(baseline.metadata)
         with self._claimed(env_id, options):
-            with _counting(self._num_episodes * len(seeds)) as count:
-                parts = [self._evaluate(policy, env_id, options, count) for policy in policies]
+            with _counting(self._num_episodes * len(seeds)) as counter:
+                parts = [self._evaluate(policy, env_id, options, counter) for policy in policies]
             episodes = tuple(episode for part in parts for episode in part.episodes)
             metrics = episode_metrics(episodes, references_of(env_id, baseline.metadata))
             metrics |= latency_metrics([seconds for policy in policies for seconds in policy.plan_seconds])
@@ -262,7 +263,7 @@ class Evaluate:
         return list(episodes)
 
     def _evaluate(
-        self, planner: "Planner | Policy", env_id: str, options: dict[str, Any], count: Callable[[Episode], None]
+        self, planner: "Planner | Policy", env_id: str, options: dict[str, Any], counter: "_Counter"
     ) -> "Evaluation":
         from trajectory_transformer.evaluate import evaluate
 
@@ -275,7 +276,8 @@ class Evaluate:
                 num_envs=self.num_envs,
                 seed=self.seed,
                 env_options=options,
-                on_episode=count,
+                on_episode=counter.episode,
+                on_step=counter.step,
             )
 
     def _write(
@@ -364,21 +366,33 @@ def _training(run: Path, name: str = "training") -> dict[str, object]:
         return {name: {key: known[key] for key in ("command", "commit", "device", "seconds", "metrics")}}
 
 
+class _Counter:
+    """Shows steps, finished episodes and their mean return on a progress bar."""
+
+    def __init__(self, bar: "Progress", episodes: int) -> None:
+        self._bar, self._task = bar, bar.add_task("evaluating", total=episodes, steps="", mean="")
+        self.steps = 0
+        self._returns: list[float] = []
+
+    def step(self, count: int) -> None:
+        self.steps += count
+        self._bar.update(self._task, steps=f"{self.steps:,} steps")
+
+    def episode(self, episode: Episode) -> None:
+        self._returns.append(episode.total_reward)
+        mean = sum(self._returns) / len(self._returns)
+        self._bar.update(self._task, advance=1, mean=f"mean return {mean:.4g}")
+
+
 @contextmanager
-def _counting(episodes: int) -> Iterator[Callable[[Episode], None]]:
-    """A progress bar that counts finished episodes and shows their mean return."""
-    with progress_bar("mean") as bar:
-        task = bar.add_task("evaluating", total=episodes, mean="")
-        returns: list[float] = []
-
-        def count(episode: Episode) -> None:
-            returns.append(episode.total_reward)
-            bar.update(task, advance=1, mean=f"mean return {sum(returns) / len(returns):.4g}")
-
+def _counting(episodes: int) -> Iterator[_Counter]:
+    """A progress bar of steps and episodes."""
+    with progress_bar("steps", "mean") as bar:
+        counter = _Counter(bar, episodes)
         try:
-            yield count
+            yield counter
         except ValueError:
-            if not returns:  # nothing was played: show the error alone
+            if not counter.steps:  # nothing was played: show the error alone
                 bar.live.transient = True
                 bar.live.stop()
                 bar.disable = True
