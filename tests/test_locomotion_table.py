@@ -47,6 +47,26 @@ def test_an_interrupted_job_is_resumed_and_a_failed_one_is_shown(tmp_path: Path)
     assert queue(tmp_path).run([broken])
 
 
+def test_jobs_of_a_lane_run_one_after_the_other_and_kinds_without_slots_not_at_all(tmp_path: Path) -> None:
+    def noting(name: str, lane: str) -> Any:
+        # The other of its lane must not run at the same time; `alone` runs beside both.
+        code = f"""
+import pathlib, sys, time
+folder = pathlib.Path({str(tmp_path)!r})
+(folder / "running-{lane}-{name}").touch()
+time.sleep(0.5)
+overlap = len(list(folder.glob("running-{lane}-*"))) > 1
+(folder / "running-{lane}-{name}").unlink()
+(folder / {name!r}).touch()
+sys.exit(overlap)
+"""
+        return Job("train", tmp_path / name, (sys.executable, "-c", code), lane=lane)
+
+    jobs = [noting("a", "x"), noting("b", "x"), noting("alone", "y"), touching(tmp_path / "played", kind="play")]
+    assert not Queue({"train": 3, "play": 0}, tmp_path / "logs", time.monotonic() + 60.0).run(jobs)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "alone", "b", "logs"]
+
+
 def test_the_deadline_stops_what_runs_and_starts_nothing(tmp_path: Path) -> None:
     slow, later = touching(tmp_path / "slow", wait=60.0), touching(tmp_path / "later")
     before = time.monotonic()

@@ -60,6 +60,7 @@ class Job:
     needs: tuple[Path, ...] = ()
     resume: tuple[str, ...] = ()  # the command where an earlier one was interrupted
     started: Path | None = None  # exists if an earlier one was interrupted
+    lane: str = ""  # jobs of a lane run one after the other: they share files
 
     @property
     def ready(self) -> bool:
@@ -78,14 +79,16 @@ class Queue:
     _ended: list[Job] = field(default_factory=list)  # since the last report
 
     def run(self, jobs: Sequence[Job]) -> bool:
-        """Run all jobs whose files are missing; False if the deadline came first."""
-        waiting = [job for job in jobs if not job.out.exists()]
+        """Run all jobs whose files are missing, but those of kinds without a slot; whether nothing is missing then."""
+        waiting = [job for job in jobs if not job.out.exists() and self.slots[job.kind]]
         total, started = len(waiting), time.monotonic()
         while waiting or self._running:
             late = time.monotonic() > self.deadline
             for job in list(waiting):
-                busy = sum(other.kind == job.kind for other, _ in self._running.values())
-                if not late and job.ready and busy < self.slots[job.kind]:
+                running = [other for other, _ in self._running.values()]
+                busy = sum(other.kind == job.kind for other in running)
+                in_lane = job.lane != "" and any(other.lane == job.lane for other in running)
+                if not late and job.ready and busy < self.slots[job.kind] and not in_lane:
                     waiting.remove(job)
                     self._start(job)
             if late:
@@ -172,7 +175,7 @@ class Plan:
             words += ["--episodes", self.options.policy_episodes, "--workers", os.cpu_count() or 1]
             script = Path(__file__).with_name("locomotion_data.py")
             out = data if facts.exists() and task in to_train else facts
-            yield Job("collect", out, command(sys.executable, script, task, *words))
+            yield Job("collect", out, command(sys.executable, script, task, *words), lane=task.partition("-")[0])
 
     def train(self, task: str, discretizer: str, seed: int) -> Job:
         """Train one model."""
@@ -368,7 +371,7 @@ def parse(arguments: Sequence[str] | None) -> Plan:
     parser.add_argument("--episodes", type=int, default=15, help="per training seed")
     parser.add_argument("--policy_episodes", type=int, default=100, help="that measure a policy of the data")
     parser.add_argument("--trainings", type=int, default=2, help="at a time: one compiles while the other trains")
-    parser.add_argument("--plays", type=int, default=1, help="evaluations at a time")
+    parser.add_argument("--plays", type=int, default=1, help="evaluations at a time; 0: only train")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the data, for a trial")
     parser.add_argument("--time_limit", type=float, default=None, help="seconds after which this command ends")
     parser.add_argument("--time_to_score", type=Path, default=None, help="write the wall time to this result file")
@@ -397,7 +400,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = parse(arguments)
     options = plan.options
     deadline = started + (options.time_limit or float("inf"))
-    slots = {"collect": 1, "train": options.trainings, "play": options.plays}
+    slots = {"collect": len(ENVIRONMENTS), "train": options.trainings, "play": options.plays}
     complete = Queue(slots, options.work / "logs", deadline).run(plan.jobs())
     for part, write_part in (("scores", write_scores), ("ablations", write_ablations), ("imitation", write_imitation)):
         if part in options.parts:
