@@ -85,6 +85,7 @@ class HelpFormatter(DefaultHelpFormatter):
 
     def _expand_help(self, action: Action) -> str:
         text = super()._expand_help(action)
+        text = re.sub(r"\(required, type: [^)]*\)", "(required)", text)  # null is only what was not given
         text = re.sub(r"type: (?:typing\.)?Literal\[[^]]*\], ", "", text)  # the choices are part of the flag
         text = re.sub(r"Optional\[Literal\[([^]]*)\]\]", r"\1, null", text)
         text = re.sub(r"Optional\[(.*)\], default", r"\1 | null, default", text)
@@ -105,7 +106,6 @@ class CommandParser(ArgumentParser):
             if action.dest in self.required:
                 action.required = True
                 action.nargs = action.nargs if action.option_strings else None
-                action.help = f"(required) {action.help}"
         text = super().format_help(*given, **options)
         return "\n".join([text, "examples:", *(f"  {example}" for example in self.examples), ""])
 
