@@ -4,9 +4,10 @@
     python benchmarks/ship_model.py RUN hopper-medium-expert --evaluation RESULT --facts data/hopper-medium-expert.json
 
 Writes bfloat16 weights, description, search settings, an evaluation of just these weights, and the model card to
-src/trajectory_transformer/models/NAME. The run folder needs a checkpoint; the card also tells what run.json and
-training.json say, as far as they are there, and the facts that locomotion_data.py wrote about the data. The search
-settings are those of an earlier evaluation, if there is one, and of flags of `tt evaluate` that are given here.
+src/trajectory_transformer/models/NAME. An earlier evaluation is kept if the weights were bfloat16 numbers already. The
+run folder needs a checkpoint; the card also tells what run.json and training.json say, as far as they are there, and
+the facts that locomotion_data.py wrote about the data. The search settings are those of an earlier evaluation, if there
+is one, and of flags of `tt evaluate` that are given here.
 """
 
 import argparse
@@ -19,6 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from trajectory_transformer.checkpoint import load_checkpoint
 from trajectory_transformer.pretrained import EVALUATION, Details, read_details, read_facts, write_model
 
 MODELS = Path(__file__).parents[1] / "src" / "trajectory_transformer" / "models"
@@ -44,16 +48,19 @@ def ship(
     with tempfile.TemporaryDirectory() as temporary:
         rounded, settings, result = (Path(temporary) / part for part in (name, "search.yaml", EVALUATION))
         write_model(run, rounded, Details(), half=True)
-        command = [sys.executable, "-m", "trajectory_transformer", "evaluate", str(rounded)]
         earlier = read_facts(evaluation or run / EVALUATION)
-        if earlier:
-            settings.write_text(json.dumps({"search": earlier["settings"]["search"]}))  # JSON is YAML
-            command += ["--config", str(settings)]
-        command += ["--episodes", str(episodes), "--out", str(result), *words]
-        subprocess.run(command, check=True)
-        found = read_facts(result)
-    # The folder was a temporary one: the model is found by its name.
-    found["command"] = found["command"].replace(str(rounded), name)
+        if earlier and same_weights(run, rounded) and not any(word.startswith("--search") for word in words):
+            found = earlier
+        else:
+            command = [sys.executable, "-m", "trajectory_transformer", "evaluate", str(rounded)]
+            if earlier:
+                settings.write_text(json.dumps({"search": earlier["settings"]["search"]}))  # JSON is YAML
+                command += ["--config", str(settings)]
+            command += ["--episodes", str(episodes), "--out", str(result), *words]
+            subprocess.run(command, check=True)
+            found = read_facts(result)
+    typed = shlex.split(found["command"])
+    found["command"] = shlex.join([*typed[:2], name, *typed[3:]])  # tt evaluate NAME: the folder was of this machine
     known = read_details(run)
     training, started = portable(known.training), portable(known.settings)
     if training:
@@ -61,6 +68,12 @@ def ship(
     details = Details(found, training, started, {} if facts is None else read_facts(facts))
     write_model(run, folder, details, name=name, half=True)
     return folder
+
+
+def same_weights(first: Path, second: Path) -> bool:
+    """Whether two checkpoints have equal numbers."""
+    weights = [load_checkpoint(folder)[0] for folder in (first, second)]
+    return all(torch.equal(value.double(), weights[1][key].double()) for key, value in weights[0].items())
 
 
 def portable(details: Mapping[str, Any]) -> dict[str, Any]:

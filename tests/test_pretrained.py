@@ -1,6 +1,7 @@
 """Models to share: folders with a card, models of the package by name, and the Hub, played by a local folder."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import yaml
 from trajectory_transformer import Planner, TrajectoryModel, from_pretrained, pretrained, push_to_hub, save_pretrained
 from trajectory_transformer.checkpoint import load_checkpoint
 from trajectory_transformer.cli import main
-from trajectory_transformer.config import Sampler, SearchConfig
+from trajectory_transformer.config import FIRST_SEED, Sampler, SearchConfig
 from trajectory_transformer.data.episode import Metadata
 from trajectory_transformer.pretrained import (
     Details,
@@ -26,6 +27,7 @@ from trajectory_transformer.pretrained import (
     read_search,
     shipped_models,
 )
+from trajectory_transformer.rollout import make_envs, rollout
 
 ROOT = Path(__file__).parent.parent
 FLAGS = ["--search.beam_width", "3", "--search.horizon", "2", "--search.action.top_k", "2"]
@@ -56,6 +58,10 @@ POLICIES: Metadata = {
 }
 
 
+def env_of(model: TrajectoryModel) -> str:
+    return str(model.metadata["env"])
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_checkpoint(folder)[0]
 
@@ -75,7 +81,7 @@ def test_half_stores_rounded_weights_and_exact_bins(run: Path, tmp_path: Path) -
     save_pretrained(run, tmp_path / "half", half=True)
     before, after = weights(run), weights(tmp_path / "half")
     for name, value in before.items():
-        if name.startswith("gpt.") and value.is_floating_point():
+        if name.startswith("gpt.") and value.ndim > 1:
             assert after[name].dtype == torch.bfloat16 and torch.equal(after[name], value.bfloat16()), name
         else:
             assert torch.equal(after[name], value), name
@@ -196,6 +202,17 @@ def test_ship_model_writes_rounded_weights_and_their_evaluation(run: Path, tmp_p
     assert "--search.beam_width 3" in found["command"] and str(tmp_path.parent) not in json.dumps(found)
     assert found["command"] in (shipped / "README.md").read_text()
     assert subprocess.run(command, check=False, capture_output=True).returncode == 2  # it exists
+    # Rounding these weights again changes nothing: nothing is played, and the evaluation stays.
+    again = [*command[:2], str(shipped), "again", *command[4:]]
+    subprocess.run(again, check=True, capture_output=True, cwd=tmp_path)
+    renamed = {**found, "command": found["command"].replace("swing", "again")}
+    kept = json.loads((tmp_path / "again/evaluation.json").read_text())
+    assert {key: value for key, value in kept.items() if key != "training"} == {
+        key: value for key, value in renamed.items() if key != "training"
+    }
+    changed = [*again[:3], "other", *again[4:], "--search.horizon", "1"]
+    subprocess.run(changed, check=True, capture_output=True, cwd=tmp_path)
+    assert json.loads((tmp_path / "other/evaluation.json").read_text())["settings"]["search"]["horizon"] == 1
 
 
 def test_ship_model_needs_only_a_checkpoint_and_tells_what_else_is_known(run: Path, tmp_path: Path) -> None:
@@ -236,6 +253,28 @@ def test_a_model_of_the_package_is_found_by_name(tmp_path: Path, monkeypatch: py
     assert find_model("four-rooms") == Path("four-rooms"), "a folder here comes first"
     with pytest.raises(ValueError, match=r"nobody: no such checkpoint folder, and not a model .* four-rooms"):
         find_model("nobody")
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_every_model_of_the_package_plays(name: str) -> None:
+    model, search = from_pretrained(name), read_search(find_model(name))
+    pytest.importorskip({"MiniGrid": "minigrid", "tt": "gymnasium"}.get(re.split("[-/]", env_of(model))[0], "mujoco"))
+    policy = Planner(model, search=search).policy()
+    envs = make_envs(env_of(model), 1, {"max_episode_steps": 4})
+    (episode,) = rollout(envs, policy, num_episodes=1, seed=FIRST_SEED)
+    assert len(episode) == 4 and policy.num_outside == 0
+
+
+def test_the_page_of_models_has_the_results_of_their_cards() -> None:
+    page = (ROOT / "docs/models.md").read_text()
+    for name in shipped_models():
+        metrics = json.loads((find_model(name) / "evaluation.json").read_text())["metrics"]
+        if "success_rate" in metrics:
+            result = f"{metrics['success_rate'] * metrics['success_rate_n']:.0f} of {metrics['success_rate_n']:.0f}"
+        else:
+            result = f"{metrics['normalized_score']:.1f} ± {metrics['normalized_score_stderr']:.1f}"
+        row = next(line for line in page.splitlines() if line.startswith(f"| [{name}]"))
+        assert result in row, row
 
 
 def test_evaluate_plays_a_model_of_the_package_with_its_search(

@@ -127,8 +127,9 @@ def write_model(
         model.save(folder)  # in the current format, whatever that of the run
         tensors, description = load_checkpoint(folder)
     if half:
-        is_weight = {key: key.startswith("gpt.") and value.is_floating_point() for key, value in tensors.items()}
-        tensors = {key: value.bfloat16() if is_weight[key] else value for key, value in tensors.items()}
+        # Biases and layer norms are small; bins must be exact.
+        matrices = {key for key, value in tensors.items() if key.startswith("gpt.") and value.ndim > 1}
+        tensors = {key: value.bfloat16() if key in matrices else value for key, value in tensors.items()}
     save_checkpoint(out, tensors, {key: description[key] for key in _SECTIONS})
     if search is not None:
         write_atomically(out / SEARCH, (json.dumps(asdict(search), indent=2) + "\n").encode())
