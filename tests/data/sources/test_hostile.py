@@ -123,6 +123,18 @@ def test_hdf5_arrays_larger_than_their_file_are_refused(tmp_path: Path) -> None:
         load_dataset(path)
 
 
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_hdf5_arrays_that_are_not_stored_in_full_are_refused(tmp_path: Path, chunk: int) -> None:
+    path = hdf5(tmp_path / "x.hdf5", rewards=None)
+    with h5py.File(path, "a") as file:
+        file.create_dataset("rewards", data=np.ones(4), chunks=(chunk,), maxshape=(None,))
+    assert len(load_dataset(path)) == 1
+    with h5py.File(path, "a") as file:
+        file["rewards"].resize((100_000,))  # read as zeros, block by block
+    with pytest.raises(ValueError, match=r"x.hdf5: /rewards is not complete: \d of \d+ blocks are stored"):
+        load_dataset(path)
+
+
 def test_parquet_columns_larger_than_their_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     rows = 2**20

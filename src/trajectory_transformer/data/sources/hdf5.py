@@ -4,6 +4,7 @@ Arrays: `observations` [N, O], `actions` [N, A] (or integers [N]: one discrete a
 optional `rewards` [N], `next_observations` [N, O] and `infos/goal` [N, G].
 """
 
+import math
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,12 +135,21 @@ def _check_texts(path: Path) -> None:
             start = content.find(_HEAP, start + 8)
 
 
+def _check_chunks(path: Path, entry: Any) -> None:
+    """Refuse an array with parts that are not stored: the HDF5 library would fill them in, chunk by chunk."""
+    if not entry.chunks:
+        return
+    needed = math.prod(-(-size // chunk) for size, chunk in zip(entry.shape, entry.chunks, strict=True))
+    stored = entry.id.get_num_chunks()
+    if stored < needed:
+        raise ValueError(f"{path}: {entry.name} is not complete: {stored} of {needed} blocks are stored")
+
+
 def check_contents(path: Path, file: Any, names: Sequence[str] | None = None) -> None:
     """Refuse an HDF5 file that refers to other files, or whose arrays of these names (None: all) are too large."""
     h5py = _h5py()
     _check_texts(path)
-    declared = 0
-    groups, visited = [file], 0
+    groups, visited, arrays = [file], 0, []
     while groups:
         group = groups.pop()
         for key in group:
@@ -155,10 +165,12 @@ def check_contents(path: Path, file: Any, names: Sequence[str] | None = None) ->
                 if entry.external or entry.is_virtual:
                     raise ValueError(f"{path}: the numbers of {entry.name} are in other files, which are not read")
                 if names is None or entry.name.lstrip("/") in names:
-                    declared += entry.nbytes
+                    arrays.append(entry)
         if visited > path.stat().st_size:
             raise ValueError(f"{path}: its groups contain each other")
-    check_size(path, declared)
+    check_size(path, sum(entry.nbytes for entry in arrays))
+    for entry in arrays:
+        _check_chunks(path, entry)
 
 
 def save_hdf5(dataset: Dataset, path: str | Path, *, overwrite: bool = True) -> None:
