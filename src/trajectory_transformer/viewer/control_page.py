@@ -1,5 +1,6 @@
 """The Control tab: an agent on a map, or a body with curves of its states, and the candidates of every plan."""
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,13 @@ class ControlPage:
             changes["share"] = float(self.filter.value)
         if other_noise:
             changes["seed"] = self.control.planner.seed + 1
-        self._work("replan", lambda: self.control.replan(with_search(self.control.planner, **changes)))
+
+        def replan() -> None:
+            self.control.replan(with_search(self.control.planner, **changes))
+            # A planner refers to itself: the one that was replaced would stay for minutes of clicking.
+            gc.collect()
+
+        self._work("replan", replan)
 
     def _toggle(self) -> None:
         self.playing = not self.playing and not self.control.moment.over

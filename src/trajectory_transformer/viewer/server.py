@@ -1,5 +1,6 @@
 """The local server: one page under a secret path, for this machine only."""
 
+import gc
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 
@@ -41,6 +42,7 @@ class Viewer:
                 f"port {port} cannot be used ({error.strerror}); leave out --port for a free one"
             ) from error
         self.server.start()
+        gc.freeze()  # what is there now stays: collections then look only at what comes and goes
 
     @property
     def url(self) -> str:
