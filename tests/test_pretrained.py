@@ -307,6 +307,11 @@ def test_few_long_episodes_are_played_on_a_cpu(
         assert default_episodes(models / "swing", torch.device("cuda"))[0] == 100
     assert main(["evaluate", "swing", "--env_options", "{max_episode_steps: 4}"]) == 0
     text = capsys.readouterr().out
-    assert "playing 1 episode with plans of at most 80 ms: on a CPU its episodes of about 1,000 steps" in text
+    assert "playing 1 episode with beam 3 over 1 transition: on a CPU its episodes of about 1,000 steps" in text
     assert json.loads((tmp_path / "swing-evaluation.json").read_text())["metrics"]["return_n"] == 1
-    assert "--deadline_ms 80" in json.loads((tmp_path / "swing-evaluation.json").read_text())["command"]
+    command = json.loads((tmp_path / "swing-evaluation.json").read_text())["command"]
+    assert "--search.beam_width 3 --search.horizon 1 " in command and "--search.action.top_k 2" in command
+    words = ["--env_options", "{max_episode_steps: 4}", "--search.horizon", "2", "--out", "own.json"]
+    assert main(["evaluate", "swing", *words]) == 0
+    assert "playing 1 episode: on a CPU" in capsys.readouterr().out
+    assert json.loads((tmp_path / "own.json").read_text())["settings"]["search"]["horizon"] == 2

@@ -59,8 +59,8 @@ class Evaluate:
     deadline_ms: float | None = None
     """Time limit of a plan in milliseconds: a search that would be late becomes narrower or shorter; null: none."""
     episodes: int | None = None
-    """Episodes to play; null: 100, but 1, with a --deadline_ms of 80, on a CPU with a model of this package whose
-    episodes are long."""
+    """Episodes to play; null: 100, but 1, with a smaller search unless flags say otherwise, on a CPU with a model of
+    this package whose episodes are long."""
     num_envs: int = 50
     """Environments to play at the same time."""
     training_seed: int | None = None
@@ -95,10 +95,10 @@ class Evaluate:
         from trajectory_transformer.model.trajectory_model import TrajectoryModel
         from trajectory_transformer.pretrained import (
             DEFAULT_EPISODES,
-            PLAN_MS,
             default_episodes,
             find_model,
             is_shipped,
+            quick_search,
             read_search,
         )
 
@@ -107,13 +107,13 @@ class Evaluate:
         folder, device = find_model(self.run), find_device(self.device)
         if self.episodes is None:
             chosen, why = default_episodes(folder, device) if is_shipped(self.run) else (DEFAULT_EPISODES, None)
-            limit = self.deadline_ms if why is None else self.deadline_ms or PLAN_MS
+            search, small = self.search, ""
+            if why is not None and search == SearchConfig() and self.deadline_ms is None:
+                search = quick_search(read_search(folder) or search)
+                small = f" with beam {search.beam_width} over {search.horizon} transition"
             if why is not None:
-                console.print(
-                    f"playing {chosen} episode with plans of at most {limit:g} ms: {why}; "
-                    "--episodes and --deadline_ms choose others"
-                )
-            return replace(self, episodes=chosen, deadline_ms=limit).execute()
+                console.print(f"playing {chosen} episode{small}: {why}; --episodes and --search flags choose others")
+            return replace(self, episodes=chosen, search=search).execute()
         suited = read_search(folder) if is_shipped(self.run) and self.search == SearchConfig() else None
         if suited is not None and suited != self.search:
             suiting = replace(self, search=suited)
