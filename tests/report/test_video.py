@@ -70,3 +70,20 @@ def test_pictures_without_a_display_print_no_error() -> None:
     command = [sys.executable, "-W", "ignore", "-c", script]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_camera_follows_a_body_that_runs_away() -> None:
+    pytest.importorskip("mujoco")
+    try:
+        video.check_video("x.gif", "Hopper-v5")
+    except ValueError as error:
+        pytest.skip(f"no OpenGL here: {error}")
+    brown = []
+    with video._rendering("Hopper-v5", None) as env:
+        env.reset(seed=0)
+        inner = env.unwrapped
+        for x in (0.0, 40.0):
+            inner.set_state(np.array([x, *inner.init_qpos[1:]]), inner.init_qvel)  # type: ignore[attr-defined]
+            frame = np.asarray(env.render()).astype(int)
+            brown.append(int((frame[..., 0] > frame[..., 2] + 40).sum()))
+    assert brown[0] > 100 and abs(brown[1] - brown[0]) < 0.2 * brown[0], brown

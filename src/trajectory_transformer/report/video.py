@@ -129,10 +129,21 @@ def _rendering(env_id: str, env_options: Mapping[str, Any] | None) -> Iterator[g
             raise ValueError(
                 f"environment {env_id!r} cannot be recorded: it has no render mode rgb_array ({error})"
             ) from error
+    _follow_body(env)
     try:
         yield env
     finally:
         env.close()
+
+
+def _follow_body(env: gymnasium.Env[Any, Any]) -> None:
+    """Take the camera of a MuJoCo body, if it has one: Gymnasium's own stays where it is, and the body runs away."""
+    renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+    if renderer is not None and renderer.camera_id == -1:
+        import mujoco
+
+        model = env.unwrapped.model  # type: ignore[attr-defined]
+        renderer.camera_id = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
 
 
 def record_video(
