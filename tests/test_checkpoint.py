@@ -107,3 +107,14 @@ def test_pickled_weights_are_not_loaded(folder: Path) -> None:
     torch.save({"a": torch.zeros(1)}, folder / WEIGHTS)
     with pytest.raises(ValueError, match=f"{WEIGHTS}: not a complete safetensors file"):
         load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", [b"sha256", b"shb256", b"sHa256"])
+def test_contents_or_a_digest_whose_name_is_damaged_are_refused(tmp_path: Path, name: bytes) -> None:
+    path = tmp_path / "resume.safetensors"
+    write_tensors(path, {"x": torch.ones(3)}, {"step": "2"})
+    assert read_tensors(path)[1] == {"step": "2"}
+    content = path.read_bytes().replace(b'"step":"2"', b'"step":"3"')
+    path.write_bytes(content.replace(b"sha256", name))
+    with pytest.raises(ValueError, match=r"resume.safetensors: the file is damaged"):
+        read_tensors(path)
