@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from matplotlib.container import BarContainer
 
 from trajectory_transformer.cli import main
 from trajectory_transformer.report.locomotion import (
@@ -68,11 +69,18 @@ def test_the_numbers_of_the_paper_have_its_averages() -> None:
         assert sum(PAPER[name].values()) / 9 == pytest.approx(expected, abs=0.05)
 
 
-def test_bars_are_sorted_and_ours_are_coloured(tmp_path: Path) -> None:
-    axes = locomotion_figure(results(tmp_path)).axes[0]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["IQL", "TT quantile"]
-    assert [bar.get_height() for bar in axes.containers[-1]] == pytest.approx([40.0, 54.0])
-    assert axes.patches[0].get_facecolor() != axes.patches[1].get_facecolor()
+def test_bars_are_scores_by_task_and_sorted_averages(tmp_path: Path) -> None:
+    above, below = locomotion_figure(results(tmp_path)).axes
+    legend = above.get_legend()
+    assert legend is not None
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels == ["data", "best policy", "best policy, no noise", "TT quantile"]  # baselines: only their averages
+    last = [container for container in above.containers if isinstance(container, BarContainer)][-1]
+    assert [bar.get_height() for bar in last] == [50.0 + index for index in range(9)]
+    names = [label.get_text() for label in below.get_xticklabels()]
+    assert names == ["data", "best policy", "best policy, no noise", "IQL", "TT quantile"]
+    assert [bar.get_height() for bar in below.containers[-1]] == pytest.approx([10.0, 20.0, 30.5, 40.0, 54.0])
+    assert len({bar.get_facecolor() for bar in below.patches}) == 5
     with pytest.raises(ValueError, match="no method has results for all nine tasks"):
         locomotion_figure(results(tmp_path / "few", TASKS[:2]))
 

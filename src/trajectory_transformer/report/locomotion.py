@@ -1,10 +1,12 @@
 """The locomotion table and its bar chart: our scores beside the data, the baselines and the paper's numbers."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trajectory_transformer.results import two_digits
@@ -23,6 +25,13 @@ BASELINES = {
     "BRAC": "brac",
     "DT": "dt",
     "MBOP": "mbop",
+}
+_COLORS = {
+    "data": "lightgray",
+    "best policy": "darkgray",
+    "best policy, no noise": "gray",
+    "TT uniform": "tab:cyan",
+    "TT quantile": "tab:blue",
 }
 # Of the paper's table 1, for the D4RL datasets (v2), which are other data than ours.
 PAPER = {
@@ -101,21 +110,37 @@ def locomotion_table(results: str | Path) -> str:
 
 
 def locomotion_figure(results: str | Path) -> Figure:
-    """Average score of every method that has all nine tasks, as bars with standard errors."""
-    means = {label: average(scores) for label, scores in method_scores(results).items()}
-    shown = sorted(((label, mean) for label, mean in means.items() if mean is not None), key=lambda pair: pair[1].mean)
-    if not shown:
+    """Bars with standard errors: our scores by task beside data and best policy, and averages of everything below."""
+    references, methods = reference_scores(results), method_scores(results)
+    by_task = {**references, **{label: scores for label, scores in methods.items() if label in OURS}}
+    averages = {label: average(scores) for label, scores in {**references, **methods}.items()}
+    complete = {label: mean for label, mean in averages.items() if mean is not None}
+    if not set(complete) & set(methods):
         raise ValueError(f"{results}: no method has results for all nine tasks")
-    figure = Figure(figsize=(7.0, 3.2), layout="constrained")
-    axes = figure.add_subplot()
-    labels = [label for label, _ in shown]
-    errors = [mean.stderr or 0.0 for _, mean in shown]
-    colors = ["tab:blue" if label in OURS else "lightgray" for label in labels]
-    bars = axes.bar(labels, [mean.mean for _, mean in shown], yerr=errors, color=colors, capsize=3)
-    axes.bar_label(bars, fmt="%.0f", padding=3)
-    axes.set_ylabel("average normalised score")
-    axes.spines[["top", "right"]].set_visible(False)
+    figure = Figure(figsize=(9.0, 6.4), layout="constrained")
+    above, below = figure.subplots(2)
+    width = 0.8 / len(by_task)
+    for index, (label, scores) in enumerate(by_task.items()):
+        at = [TASKS.index(task) + (index - (len(by_task) - 1) / 2) * width for task in scores]
+        _bars(above, at, list(scores.values()), width, [_COLORS[label]] * len(at), label)
+    above.set_xticks(range(len(TASKS)), [task.replace("-", "\n") for task in TASKS], fontsize="small")
+    above.legend(frameon=False, ncols=len(by_task), loc="lower left", bbox_to_anchor=(0.0, 1.0))
+    above.set_ylabel("normalised score")
+    shown = sorted(complete, key=lambda label: complete[label].mean)
+    colors = [_COLORS.get(label, "tab:orange") for label in shown]
+    _bars(below, range(len(shown)), [complete[label] for label in shown], 0.7, colors)
+    below.bar_label(below.containers[-1], fmt="%.0f", padding=3)
+    below.set_xticks(range(len(shown)), shown, fontsize="small")
+    below.set_ylabel("average of nine tasks")
     return figure
+
+
+def _bars(
+    axes: Axes, at: Sequence[float], scores: Sequence[Score], width: float, colors: Sequence[str], label: str = ""
+) -> None:
+    errors = [np.nan if score.stderr is None else score.stderr for score in scores]
+    axes.bar(at, [score.mean for score in scores], width, yerr=errors, color=colors, capsize=2, label=label)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _metrics(path: Path) -> dict[str, float] | None:
