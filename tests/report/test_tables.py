@@ -93,13 +93,17 @@ def test_short_tables_compare_scores_with_the_expert_or_another_result(tmp_path:
     goals = {"success_rate": 0.984, "success_rate_stderr": 0.0056, "success_rate_n": 500}
     write("grid/ours", goals, name="evaluate Grid-v0 goal")
     write("grid/expert", {"success_rate": 1.0, "success_rate_stderr": 0.0, "success_rate_n": 9}, name="collect grid")
+    cell = {"normalized_score": 96.04, "normalized_score_stderr": 2.98, "normalized_score_episodes": 45}
+    write("table/hopper", {**cell, "normalized_score_seeds": 3, "best_policy_noisy_score": 41.1}, name="table hopper")
     document = tmp_path / "README.md"
-    document.write_text("<!-- scores paper/hopper grid/ours=grid/expert grid/ours -->\nold\n<!-- /scores -->\n")
+    parts = "paper/hopper grid/ours=grid/expert grid/ours table/hopper"
+    document.write_text(f"<!-- scores {parts} -->\nold\n<!-- /scores -->\n")
     write_tables(tmp_path / "results", document)
     assert document.read_text().splitlines()[3:] == [
         "| hopper-medium return | 101 ± 1.5 | 50 (expert) | 15 | [paper/hopper](results/paper/hopper.json) |",
         "| Grid-v0 goal | 98.4 ± 0.56 % | 100 % | 500 | [grid/ours](results/grid/ours.json) |",
         "| Grid-v0 goal | 98.4 ± 0.56 % |  | 500 | [grid/ours](results/grid/ours.json) |",
+        "| hopper | 96 ± 3 | 41.1 (best policy) | 45 | [table/hopper](results/table/hopper.json) |",
         "<!-- /scores -->",
     ]
 

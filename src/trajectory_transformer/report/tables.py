@@ -72,8 +72,8 @@ def results_table(folder: str | Path, *, parts: Sequence[str] = (), seen_from: s
 def scores_table(folder: str | Path, *, parts: Sequence[str], seen_from: str | Path | None = None) -> str:
     """A short table: one row per result with its score and that of a reference.
 
-    The reference is the expert that the result was compared with, or the file named after an equals sign:
-    `minigrid/held_out=minigrid/collect_expert`.
+    The reference is the expert or the best policy of the data that the result was compared with, or the file named
+    after an equals sign: `minigrid/held_out=minigrid/collect_expert`.
     """
     folder = Path(folder)
     rows = ["| task | ours | reference | episodes | result |", "|---|---|---|---|---|"]
@@ -82,7 +82,8 @@ def scores_table(folder: str | Path, *, parts: Sequence[str], seen_from: str | P
         path = folder / f"{name}.json"
         result = _read(path)
         metrics = result["metrics"]
-        metric = next((each for each in ("normalized_score", "success_rate", "return") if f"{each}_n" in metrics), None)
+        counts = {name: _count(metrics, name) for name in ("normalized_score", "success_rate", "return")}
+        metric = next((name for name, count in counts.items() if count), None)
         if metric is None:
             raise ValueError(f"{path}: has no score; a table of scores needs normalized_score, success_rate or return")
         reference = ""
@@ -92,11 +93,18 @@ def scores_table(folder: str | Path, *, parts: Sequence[str], seen_from: str | P
             references = references_of(str(result.get("settings", {}).get("env", "")))
             if references is not None:
                 reference = f"{normalized_score(metrics['expert_return'], references):.3g} (expert)"
+        elif "best_policy_noisy_score" in metrics:
+            reference = f"{metrics['best_policy_noisy_score']:.3g} (best policy)"
         link = _link(path, seen_from or folder.parent)
         task = str(result.get("name", name)).partition(" ")[2] or name
-        count = f"{metrics[f'{metric}_n']:.0f}"
+        count = f"{counts[metric]:.0f}"
         rows.append(f"| {_text(task)} | {_score(metrics, metric)} | {reference} | {count} | [{_text(name)}]({link}) |")
     return "\n".join(rows)
+
+
+def _count(metrics: dict[str, float], name: str) -> float:
+    """Over how many episodes a metric was measured; 0 if that is not known."""
+    return metrics.get(f"{name}_episodes", metrics.get(f"{name}_n", 0.0))
 
 
 def _text(text: str) -> str:
