@@ -75,8 +75,13 @@ def test_bars_are_scores_by_task_and_sorted_averages(tmp_path: Path) -> None:
     assert legend is not None
     labels = [text.get_text() for text in legend.get_texts()]
     assert labels == ["data", "best policy", "best policy, no noise", "TT quantile"]  # baselines: only their averages
-    last = [container for container in above.containers if isinstance(container, BarContainer)][-1]
-    assert [bar.get_height() for bar in last] == [50.0 + index for index in range(9)]
+    groups = [container for container in above.containers if isinstance(container, BarContainer)]
+    assert [bar.get_height() for bar in groups[-1]] == [50.0 + index for index in range(9)]
+    sides = [groups[0][4].get_x(), groups[-1][4].get_x() + groups[-1][4].get_width()]
+    assert sides == pytest.approx([3.6, 4.4])  # the bars of the fifth task stand around its tick
+    lines = [line for bars in groups if bars.errorbar is not None for line in bars.errorbar[2][0].get_segments()]
+    drawn = [line[:, 1].tolist() for line in lines if len(line)]
+    assert drawn == [[47.0 + index, 53.0 + index] for index in range(9)]  # ours; references have no standard error
     names = [label.get_text() for label in below.get_xticklabels()]
     assert names == ["data", "best policy", "best policy, no noise", "IQL", "TT quantile"]
     assert [bar.get_height() for bar in below.containers[-1]] == pytest.approx([10.0, 20.0, 30.5, 40.0, 54.0])

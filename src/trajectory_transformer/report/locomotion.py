@@ -110,7 +110,7 @@ def locomotion_table(results: str | Path) -> str:
 
 
 def locomotion_figure(results: str | Path) -> Figure:
-    """Bars with standard errors: our scores by task beside data and best policy, and averages of everything below."""
+    """Bars with standard errors: our scores by task beside data and best policy; below, all averages."""
     references, methods = reference_scores(results), method_scores(results)
     by_task = {**references, **{label: scores for label, scores in methods.items() if label in OURS}}
     averages = {label: average(scores) for label, scores in {**references, **methods}.items()}
@@ -138,6 +138,7 @@ def locomotion_figure(results: str | Path) -> Figure:
 def _bars(
     axes: Axes, at: Sequence[float], scores: Sequence[Score], width: float, colors: Sequence[str], label: str = ""
 ) -> None:
+    """Draw bars, with standard errors where they are known."""
     errors = [np.nan if score.stderr is None else score.stderr for score in scores]
     axes.bar(at, [score.mean for score in scores], width, yerr=errors, color=colors, capsize=2, label=label)
     axes.spines[["top", "right"]].set_visible(False)

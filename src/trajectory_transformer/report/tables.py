@@ -82,8 +82,8 @@ def scores_table(folder: str | Path, *, parts: Sequence[str], seen_from: str | P
         path = folder / f"{name}.json"
         result = _read(path)
         metrics = result["metrics"]
-        counts = {name: _count(metrics, name) for name in ("normalized_score", "success_rate", "return")}
-        metric = next((name for name, count in counts.items() if count), None)
+        counts = {each: _count(metrics, each) for each in ("normalized_score", "success_rate", "return")}
+        metric = next((each for each, count in counts.items() if count), None)
         if metric is None:
             raise ValueError(f"{path}: has no score; a table of scores needs normalized_score, success_rate or return")
         reference = ""
