@@ -36,8 +36,8 @@ class Report:
     device: str = "auto"
     """Where losses and forecasts are computed: auto, cpu or cuda."""
     into: tuple[Path, ...] | None = None
-    """Documents to write tables into, between the marks <!-- results NAME... --> and <!-- /results -->. null: README.md
-    and docs/*.md beside the folder, if they have marks; [] prints the table."""
+    """Documents to write tables into, between the markers <!-- results NAME... --> and <!-- /results -->. null:
+    README.md and docs/*.md beside the folder, if they have markers; [] prints the table."""
 
     def execute(self) -> None:
         """Print or write."""

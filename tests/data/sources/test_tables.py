@@ -65,7 +65,7 @@ def test_the_yaml_file_next_to_a_table_is_used(tmp_path: Path) -> None:
 
 def test_a_table_without_columns_is_an_error_with_a_guess_to_save(tmp_path: Path) -> None:
     path = log(tmp_path, "run,t,speed,action,reward\n0,0,0.5,2,1\n0,1,0.6,0,1\n")
-    with pytest.raises(ValueError, match=r"log\.csv: no file says which columns hold what") as caught:
+    with pytest.raises(ValueError, match=r"log\.csv: the roles of its columns are not known") as caught:
         load_dataset(path)
     text = str(caught.value)
     Path(path + ".columns.yaml").write_text(text.partition("\n\n")[2])

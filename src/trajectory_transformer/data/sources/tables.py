@@ -271,7 +271,7 @@ def _suggestion(path: Path, names: Sequence[str], given: Columns) -> str:
     text = guess.to_yaml()
     note = f"; it leaves out {', '.join(left_out)}, which hold text" if left_out else ""
     return (
-        f"{path}: no file says which columns hold what; check this guess{note} and save it as "
+        f"{path}: the roles of its columns are not known; check this guess{note} and save it as "
         f"{columns_path(path)}\n\n{text}"
     )
 
