@@ -12,8 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.paper.locomotion_data import data_parser, make_dataset, mean_by_policy
+from benchmarks.paper.locomotion_data import by_policy, data_parser, make_dataset
 from trajectory_transformer.data.episode import Episode, load_npz
 from trajectory_transformer.envs.ant_maze import AntMaze
 from trajectory_transformer.files import write_atomically
@@ -42,7 +44,9 @@ def make_facts(task: str, folder: Path) -> Path:
     whole = [float(start and end) for start, end in zip(starts, ends, strict=True)]
     facts |= summarize("whole_task_rate", whole)
     facts |= summarize("flipped_rate", [float(is_flipped(episode)) for episode in dataset])
-    facts["success_rate_by_policy"] = mean_by_policy(ends, dataset.metadata)
+    facts["success_rate_by_policy"] = {
+        policy: float(np.mean(values)) for policy, values in by_policy(ends, dataset.metadata).items()
+    }
     write_atomically(path, (json.dumps(facts, indent=2) + "\n").encode())
     return path
 

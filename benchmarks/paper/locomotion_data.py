@@ -2,9 +2,9 @@
 
     python benchmarks/paper/locomotion_data.py --policies DIR --out DIR [TASK ...]
 
-Writes DIR/<task>.npz, and DIR/<task>.json with the mean score of the data, of each policy in it, and of the best policy
-played again with its noise and without. Files that exist are kept. The episodes of a medium-expert set are those of the
-medium and the expert set, so they are not collected again.
+Writes DIR/<task>.npz, and DIR/<task>.json with the mean score of the data, of each policy in it, and of the best
+policy: its episodes in the data, with its noise, and new ones without. Files that exist are kept. The episodes of a
+medium-expert set are those of the medium and the expert set, so they are not collected again.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from trajectory_transformer.results import summarize
 
 ENVIRONMENTS = ("hopper", "walker2d", "halfcheetah")
 TASKS = tuple(f"{env}-{kind}" for env in ENVIRONMENTS for kind in ("medium-replay", "medium", "medium-expert"))
-POLICY_SEED = 8_000_000  # of the episodes that measure a policy; the data has seed 0
+POLICY_SEED = 8_000_000  # of the episodes without noise; the data has seed 0
 
 
 def parts_of(task: str) -> list[str]:
@@ -72,16 +72,16 @@ def joined(datasets: Sequence[Dataset]) -> Dataset:
     return replace(datasets[0], episodes=episodes, metadata=metadata)
 
 
-def mean_by_policy(values: Sequence[float], metadata: Metadata) -> dict[str, float]:
-    """Mean of a value per episode over the episodes of each policy of a collected dataset."""
-    means: dict[str, float] = {}
+def by_policy(values: Sequence[float], metadata: Metadata) -> dict[str, Sequence[float]]:
+    """The values per episode of each policy of a collected dataset."""
+    found: dict[str, Sequence[float]] = {}
     first = 0
-    while f"policy.{len(means)}.policy" in metadata:
-        number = len(means)
+    while f"policy.{len(found)}.policy" in metadata:
+        number = len(found)
         last = first + int(metadata[f"policy.{number}.episodes"] or 0)
-        means[str(metadata[f"policy.{number}.policy"])] = float(np.mean(values[first:last]))
+        found[str(metadata[f"policy.{number}.policy"])] = values[first:last]
         first = last
-    return means
+    return found
 
 
 def make_facts(task: str, folder: Path, policies: Path, *, episodes: int, workers: int) -> Path:
@@ -98,20 +98,16 @@ def make_facts(task: str, folder: Path, policies: Path, *, episodes: int, worker
         return [normalized_score(value, references) for value in returns]
 
     returns = [episode.total_reward for episode in dataset]
-    means = mean_by_policy(scores(returns), dataset.metadata)
-    best = max(means, key=means.__getitem__)
-    quiet = f"{best.split()[0]} det"
-    played = {
-        kind: [
-            episode.total_reward
-            for episode in collect(env, policy, episodes=episodes, seed=POLICY_SEED, workers=workers, policies=policies)
-        ]
-        for kind, policy in (("noisy", best), ("noiseless", quiet))
-    }
+    recorded = by_policy(returns, dataset.metadata)
+    best = max(recorded, key=lambda policy: float(np.mean(recorded[policy])))
+    quiet = collect(
+        env, f"{best.split()[0]} det", episodes=episodes, seed=POLICY_SEED, workers=workers, policies=policies
+    )
+    played = {"noisy": recorded[best], "noiseless": [episode.total_reward for episode in quiet]}
     facts = {
         "env": env,
         "data": summarize("score", scores(returns)),
-        "policies": means,
+        "policies": {policy: float(np.mean(scores(values))) for policy, values in recorded.items()},
         "best_policy": best,
         **{f"best_policy_{kind}": summarize("score", scores(values)) for kind, values in played.items()},
         **{f"best_policy_{kind}_return": float(np.mean(values)) for kind, values in played.items()},
@@ -133,7 +129,7 @@ def data_parser(description: str | None, tasks: Sequence[str]) -> argparse.Argum
 def main(arguments: Sequence[str] | None = None) -> int:
     """Collect what is missing."""
     parser = data_parser(__doc__, TASKS)
-    parser.add_argument("--episodes", type=int, default=100, help="episodes that measure a policy")
+    parser.add_argument("--episodes", type=int, default=100, help="episodes that measure the best policy without noise")
     parser.add_argument("--workers", type=int, default=1, help="processes that play them")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -369,7 +369,7 @@ def parse(arguments: Sequence[str] | None) -> Plan:
     parser.add_argument("--best", choices=DISCRETIZERS, default="quantile", help="of ablations and imitation")
     parser.add_argument("--seeds", type=int, default=3, help="number of training seeds")
     parser.add_argument("--episodes", type=int, default=15, help="per training seed")
-    parser.add_argument("--policy_episodes", type=int, default=100, help="that measure a policy of the data")
+    parser.add_argument("--policy_episodes", type=int, default=100, help="that measure the best policy without noise")
     parser.add_argument("--trainings", type=int, default=2, help="at a time: one compiles while the other trains")
     parser.add_argument("--plays", type=int, default=1, help="evaluations at a time; 0: only train")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the data, for a trial")
