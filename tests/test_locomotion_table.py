@@ -160,6 +160,24 @@ def test_results_hold_means_and_both_errors(tmp_path: Path) -> None:
     assert table["hopper-medium_uniform_stderr"] == pytest.approx(25.0)
 
 
+def test_an_ablation_says_how_many_training_seeds_it_has(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "--tasks", "hopper-medium-expert", "--seeds", "2")
+    write_json(plan.facts("hopper-medium-expert"), {"env": "Hopper-v5"})
+    low, high = -20.272305, 3234.3  # returns of scores 0 and 100
+    for seed, value in enumerate((low, high)):
+        write_json(plan.played("hopper-medium-expert", "quantile", seed), {"returns": [value]})
+    write_json(plan.played("hopper-medium-expert", "quantile", 1, "nucleus"), {"returns": [low, high]})
+    TABLE["write_ablations"](plan)
+    metrics = json.loads((tmp_path / "out" / "ablations.json").read_text())["metrics"]
+    assert (metrics["hopper-medium-expert_default"], metrics["hopper-medium-expert_default_seeds"]) == (50.0, 2)
+    assert (metrics["hopper-medium-expert_nucleus"], metrics["hopper-medium-expert_nucleus_seeds"]) == (50.0, 1)
+    assert metrics["hopper-medium-expert_nucleus_episodes"] == 2
+    assert "hopper-medium-expert_no_search" not in metrics
+    assert plan.scores("hopper-medium-expert", "quantile") == [[0.0], [100.0]]
+    plan.played("hopper-medium-expert", "quantile", 0).unlink()
+    assert plan.scores("hopper-medium-expert", "quantile") is None  # a cell needs all
+
+
 def test_imitation_is_given_in_percent_of_the_expert_with_and_without_noise(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "--seeds", "1", "--best", "uniform")
     facts = {"best_policy_noisy_return": 100.0, "best_policy_noiseless_return": 125.0}

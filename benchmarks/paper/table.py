@@ -240,11 +240,15 @@ class Plan:
                     found += [self.play(task, options.best, seed, name, *flags) for task in experts]
         return found
 
-    def scores(self, task: str, discretizer: str, variant: str = "score") -> list[list[float]] | None:
+    def scores(self, task: str, discretizer: str) -> list[list[float]] | None:
         """Normalised scores of the episodes of each training seed; None if some are missing."""
+        found = self.played_scores(task, discretizer)
+        return found if len(found) == self.options.seeds else None
+
+    def played_scores(self, task: str, discretizer: str, variant: str = "score") -> list[list[float]]:
+        """Normalised scores of the training seeds that were played."""
         paths = [self.played(task, discretizer, seed, variant) for seed in range(self.options.seeds)]
-        if not all(path.exists() for path in paths):
-            return None
+        paths = [path for path in paths if path.exists()]
         references = references_of(json.loads(self.facts(task).read_text())["env"])
         assert references is not None, "benchmark tasks have reference scores"
         returns = [json.loads(path.read_text())["returns"] for path in paths]
@@ -329,12 +333,12 @@ def write_scores(plan: Plan) -> None:
 
 
 def write_ablations(plan: Plan) -> None:
-    """Write the ablations that are complete, beside the scores of the same models."""
+    """Write the ablations of the training seeds that were played, beside the scores of the same models."""
     metrics: dict[str, float] = {}
     for task in plan.ablated():
         for name in ("score", *ABLATIONS):
-            scores = plan.scores(task, plan.options.best, name)
-            if scores is not None:
+            scores = plan.played_scores(task, plan.options.best, name)
+            if scores:
                 metrics |= summary(f"{task}_{'default' if name == 'score' else name}", scores)
     write(plan, plan.options.out / "ablations.json", "locomotion ablations", metrics, {"searches": ABLATIONS})
 
