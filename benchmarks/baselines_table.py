@@ -33,6 +33,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.paper.locomotion_data import TASKS, make_dataset
+from benchmarks.paper.table import summary
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineTrainer
 from trajectory_transformer.baselines.data import Learner
 from trajectory_transformer.baselines.dt import TARGETS
@@ -250,7 +251,7 @@ class Cell:
         """Write the result of one task."""
         steps = self.settings.steps
         stored = json.loads((self._checkpoint(steps, task) / "score.json").read_text())
-        by_seed = [float(np.mean(scores)) for scores in self._scores(steps, task, "score")]
+        scores = self._scores(steps, task, "score")
         returns = [float(np.mean(stored[str(seed)])) for seed in self.seeds]
         seconds = float(json.loads((self.folder / "trained.json").read_text())["seconds"])
         curve = [
@@ -265,9 +266,8 @@ class Cell:
             seeds=[SCORE_SEED + index for index in range(self.options.episodes)],
             seconds=seconds,
             metrics={
-                **summarize("normalized_score", by_seed),
+                **summary("normalized_score", scores),
                 **summarize("return", returns),
-                "episodes_per_seed": self.options.episodes,
                 "train_steps": steps,
                 "seconds_train": seconds,
                 "tasks_trained_together": len(self.tasks),
@@ -275,14 +275,14 @@ class Cell:
             details={
                 "settings": {"task": task, "algorithm": self.name, **settings_dict(self.settings)},
                 "training_seeds": self.seeds,
-                "scores": by_seed,
+                "scores": scores,
                 "returns": {str(seed): stored[str(seed)] for seed in self.seeds},
                 "acting": self._acting(task),
                 "curve": curve,
                 "curve_episodes": self.options.curve_episodes,
             },
         )
-        shown = summarize("score", by_seed)
+        shown = summary("score", scores)
         print(f"{task} {self.name}: {shown['score']:.1f} ± {shown['score_stderr']:.1f}", flush=True)
 
 

@@ -21,7 +21,8 @@ from trajectory_transformer.report.locomotion import (
 def write(folder: Path, group: str, task: str, suffix: str, score: float, stderr: float, **more: float) -> None:
     path = folder / group / f"{task}_{suffix}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    metrics = {"normalized_score": score, "normalized_score_stderr": stderr, **more}
+    errors = {"normalized_score_stderr": stderr, "normalized_score_stderr_episodes": 2 * stderr}
+    metrics = {"normalized_score": score, **errors, **more}
     path.write_text(json.dumps({"metrics": metrics, "device": "x", "command": "y"}))
 
 
@@ -39,7 +40,8 @@ def test_averages_need_all_tasks_and_combine_errors(tmp_path: Path) -> None:
     ours = average(scores["TT quantile"])
     assert ours is not None and ours.mean == 54.0
     assert ours.stderr == pytest.approx(1.0)  # nine errors of 3: 3 / sqrt(9)
-    assert average(scores["IQL"]) == Score(40.0, 0.0)
+    assert ours.stderr_episodes == pytest.approx(2.0)
+    assert average(scores["IQL"]) == Score(40.0, 0.0, 0.0)
     assert average({task: scores["IQL"][task] for task in TASKS[1:]}) is None
 
 
@@ -49,8 +51,10 @@ def test_the_table_has_references_ours_baselines_and_the_paper(tmp_path: Path) -
         "| task | data | best policy | best policy, no noise | TT quantile | IQL | paper, uniform | paper, quantile |"
     )
     assert lines[0] == header
-    assert lines[2] == "| halfcheetah-medium-expert | 10.0 | 20.0 | 30.5 | 50.0 ± 3 | 40.0 ± 0 | 40.8 | 95.0 |"
-    assert lines[-1] == "| average | 10.0 | 20.0 | 30.5 | 54.0 ± 1 | 40.0 ± 0 | 72.6 | 78.9 |"  # the paper's averages
+    ours = "| 10.0 | 20.0 | 30.5 | 50.0 ± 3.0 (6.0) | 40.0 ± 0.0 (0.0) |"
+    assert lines[2] == f"| halfcheetah-medium-expert {ours} 40.8 | 95.0 |"
+    ours = "| 10.0 | 20.0 | 30.5 | 54.0 ± 1.0 (2.0) | 40.0 ± 0.0 (0.0) |"
+    assert lines[-1] == f"| average {ours} 72.6 | 78.9 |"  # the paper's averages
     assert len(lines) == 2 + 9 + 1
 
 
@@ -58,7 +62,7 @@ def test_missing_cells_are_dashes_and_missing_tasks_have_no_row(tmp_path: Path) 
     results(tmp_path, TASKS[:1])
     write(tmp_path, "baselines", TASKS[1], "bc", 5.0, 1.0)
     lines = locomotion_table(tmp_path).splitlines()
-    assert lines[3] == "| halfcheetah-medium | - | - | - | - | 5.0 ± 1 | - | 44.0 | 46.9 |"
+    assert lines[3] == "| halfcheetah-medium | - | - | - | - | 5.0 ± 1.0 (2.0) | - | 44.0 | 46.9 |"
     assert lines[-1] == "| average | - | - | - | - | - | - | 72.6 | 78.9 |"
     assert len(lines) == 2 + 2 + 1
     assert "No results" in locomotion_table(tmp_path / "nothing")

@@ -9,8 +9,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from trajectory_transformer.results import two_digits
-
 TASKS = tuple(
     f"{env}-{kind}"
     for env in ("halfcheetah", "hopper", "walker2d")
@@ -42,14 +40,17 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Score:
-    """A mean with its standard error over training seeds; references have none."""
+    """A mean with its standard errors over training seeds and over all episodes; references have none."""
 
     mean: float
     stderr: float | None = None
+    stderr_episodes: float | None = None
 
     def __str__(self) -> str:
         """As the tables show it."""
-        return f"{self.mean:.1f}" + ("" if self.stderr is None else f" ± {two_digits(self.stderr)}")
+        seeds = "" if self.stderr is None else f" ± {self.stderr:.1f}"
+        episodes = "" if self.stderr_episodes is None else f" ({self.stderr_episodes:.1f})"
+        return f"{self.mean:.1f}{seeds}{episodes}"
 
 
 def method_scores(results: str | Path) -> dict[str, dict[str, Score]]:
@@ -62,7 +63,11 @@ def method_scores(results: str | Path) -> dict[str, dict[str, Score]]:
         for task in TASKS:
             metrics = _metrics(folder / group / f"{task}_{suffix}.json")
             if metrics is not None:
-                scores[task] = Score(metrics["normalized_score"], metrics["normalized_score_stderr"])
+                scores[task] = Score(
+                    metrics["normalized_score"],
+                    metrics["normalized_score_stderr"],
+                    metrics["normalized_score_stderr_episodes"],
+                )
         if scores:
             found[label] = scores
     return found
@@ -89,9 +94,16 @@ def average(scores: Mapping[str, Score]) -> Score | None:
     """Mean over all nine tasks; None if some are missing. Errors of independent trainings add up in squares."""
     if set(scores) != set(TASKS):
         return None
-    errors = [score.stderr for score in scores.values() if score.stderr is not None]
-    stderr = sum(error**2 for error in errors) ** 0.5 / len(TASKS) if errors else None
-    return Score(sum(score.mean for score in scores.values()) / len(TASKS), stderr)
+
+    def combined(errors: Sequence[float | None]) -> float | None:
+        known = [error for error in errors if error is not None]
+        return sum(error**2 for error in known) ** 0.5 / len(TASKS) if known else None
+
+    return Score(
+        sum(score.mean for score in scores.values()) / len(TASKS),
+        combined([score.stderr for score in scores.values()]),
+        combined([score.stderr_episodes for score in scores.values()]),
+    )
 
 
 def locomotion_table(results: str | Path) -> str:
