@@ -163,7 +163,8 @@ def test_the_table_of_baselines_continues_and_joins_its_cells(tmp_path: Path) ->
         assert metrics[f"{name}_average"] == pytest.approx(np.mean(scores))
         assert metrics[f"hopper-medium_{name}"] == pytest.approx(scores[0])
         assert [point["step"] for point in cells[0]["curve"]] == [4, 8, 12]
-        assert len(cells[0]["returns"]["1"]) == 2 and cells[0]["metrics"]["normalized_score_n"] == 2
+        assert len(cells[0]["returns"]["1"]) == 2 and cells[0]["metrics"]["normalized_score_seeds"] == 2
+        assert cells[0]["metrics"]["normalized_score_episodes"] == 4
     chosen = json.loads((tmp_path / "out" / "hopper-medium_dt.json").read_text())["acting"]["1"]
     values = {settings["target_return"]: value for settings, value in chosen["tried"]}
     assert values.keys() == {3600.0, 1800.0}
