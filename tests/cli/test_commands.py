@@ -373,6 +373,21 @@ def test_predictions_are_plotted_against_the_recording(
     assert "after 1 step" in text
 
 
+def test_attention_is_drawn_and_heads_are_scored(tt: Run, pendulum: Path, made: Path, tmp_path: Path) -> None:
+    words = ("attention", pendulum / "run", "--dataset", pendulum / "pendulum.npz", "--episode", 1, "--start", 10)
+    code, text = tt(*words, "--out", tmp_path / "all.png")
+    assert code == 0 and "0-0" in text and "uniform" in text and "Striation" in text
+    code, text = tt(*words, "--heads", "[0-0]", "--out", tmp_path / "one.png")
+    assert code == 0, text
+    sizes = [(tmp_path / name).read_bytes()[16:24] for name in ("all.png", "one.png")]  # of the PNG header
+    assert sizes[0] != sizes[1]
+    refused(tt(*words, "--out", tmp_path / "all.png"), "all.png exists already")
+    refused(tt(*words, "--heads", "[7-7]", "--out", tmp_path / "x.png"), r"--heads must be of 0-0.*, got 7-7")
+    refused(tt(*words[:-1], 200, "--out", tmp_path / "x.png"), r"--start must lie in \[0, 200\), got 200")
+    refused(tt("attention", made / "run", *words[2:], "--out", tmp_path / "x.png"), "must have the model's")
+    assert not (tmp_path / "x.png").exists()
+
+
 def test_predictions_outside_the_recording_are_refused(tt: Run, made: Path, pendulum: Path) -> None:
     data = ["--dataset", pendulum / "pendulum.npz"]
     refused(tt("predict", pendulum / "run", *data, "--episode", 2), r"--episode must lie in \[0, 2\), got 2")

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from trajectory_transformer.analysis.names import slot_names
 from trajectory_transformer.config import Sampler, SearchConfig
 from trajectory_transformer.data.episode import Dataset, Dimension
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import PlanKind, Planner
 from trajectory_transformer.search.sampling import filtered
 from trajectory_transformer.tokens.discretizer import TokenArray
-from trajectory_transformer.viewer.names import slot_names
 from trajectory_transformer.viewer.plans import OpenedPlan, open_plan
 
 SEARCH = SearchConfig(beam_width=4, horizon=3, context=1, action=Sampler(nucleus=0.6))

@@ -51,6 +51,10 @@ SUMMARIES: dict[str, tuple[str, str]] = {
         "study:CompareStudy",
         "Compare how well predictors foresee held-out episodes: log-likelihood and error at every step.",
     ),
+    "attention": (
+        "attention:Attention",
+        "Draw the attention maps of all layers and heads over a window of a recorded episode, and score the heads.",
+    ),
     "report": (
         "report:Report",
         "Write the page of a run (or of two runs side by side), or tables of result files into documents.",

@@ -7,7 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from trajectory_transformer.cli.console import claim, console
-from trajectory_transformer.cli.data import DataFlags, load_dataset
+from trajectory_transformer.cli.data import DataFlags
+from trajectory_transformer.cli.recorded import load_recorded
 from trajectory_transformer.config import require
 
 
@@ -53,27 +54,19 @@ class Predict(DataFlags):
 
     def execute(self) -> None:
         """Predict, print the error and write the picture."""
-        from trajectory_transformer.gpu.backends import find_device
-        from trajectory_transformer.model.trajectory_model import TrajectoryModel
         from trajectory_transformer.report.plots import prediction_figure, save_figure
         from trajectory_transformer.search.predict import predict, recorded
 
-        if self.run is None:
-            raise ValueError("name the run folder to predict with, for example: runs/train")
         claim(self.out, overwrite=self.overwrite)
-        model = TrajectoryModel.load(self.run, find_device(self.device))
-        dataset = load_dataset(self.dataset, self.reading)
-        require(0 <= self.episode < len(dataset), f"--episode must lie in [0, {len(dataset)})", self.episode)
-        have = (dataset.observation_dim, dataset.action_dim)
-        wanted = (model.layout.observation_dim, model.layout.action_dim)
-        require(have == wanted, f"the dataset must have the model's {wanted} observation and action dimensions", have)
+        model, dataset = load_recorded(
+            self.run, self.dataset, self, episode=self.episode, start=self.start, device=self.device
+        )
         dims = self.dims or tuple(range(min(6, dataset.observation_dim)))
         fit = min(dims) >= 0 and max(dims) < dataset.observation_dim
         require(fit, f"--dims must lie in [0, {dataset.observation_dim})", dims)
         require(self.context >= 0, "--context must not be negative", self.context)
         require(self.seed >= 0, "--seed must not be negative", self.seed)
         episode = dataset.episodes[self.episode]
-        require(0 <= self.start < len(episode), f"--start must lie in [0, {len(episode)})", self.start)
         horizon = min(self.horizon, len(episode) - self.start)
         prediction = predict(
             model,

@@ -15,12 +15,12 @@ from bokeh.models import (
     Slider,
 )
 
+from trajectory_transformer.analysis.names import slot_names
 from trajectory_transformer.data.episode import MapArray
 from trajectory_transformer.envs import is_minigrid
 from trajectory_transformer.envs.rooms import WALLS
 from trajectory_transformer.viewer.bodies import Camera, is_mujoco, stick_figure
 from trajectory_transformer.viewer.control import Control, candidate_strengths, make_control_env, with_search
-from trajectory_transformer.viewer.names import slot_names
 from trajectory_transformer.viewer.session import Session
 from trajectory_transformer.viewer.widgets import ACCENT, GOAL, INK, WINNER, note, plot, wrap
 

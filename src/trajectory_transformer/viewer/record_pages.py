@@ -20,14 +20,14 @@ from bokeh.models import (
     TableColumn,
 )
 
-from trajectory_transformer.analysis.attention import attention_maps, token_labels
+from trajectory_transformer.analysis.attention import attention_maps, token_labels, window_tokens
 from trajectory_transformer.analysis.forecast import LEVELS, Calibration, bands_of, calibration
+from trajectory_transformer.analysis.names import slot_names
 from trajectory_transformer.search.predict import Prediction, predict, recorded
 from trajectory_transformer.viewer.content import Content
 from trajectory_transformer.viewer.control import PlanView
 from trajectory_transformer.viewer.control_page import ControlPage
 from trajectory_transformer.viewer.histograms import action_limits, episode_order, slot_histogram
-from trajectory_transformer.viewer.names import slot_names
 from trajectory_transformer.viewer.plans import OpenedPlan, open_plan
 from trajectory_transformer.viewer.session import Session
 from trajectory_transformer.viewer.widgets import ACCENT, FAINT, INK, WINNER, label, note, plot, wrap
@@ -304,10 +304,8 @@ class AttentionPage:
         content = self.session.content
         assert content.dataset is not None
         index, start = picked(self.pickers)
-        episode, tokenizer = content.dataset.episodes[index], content.model.tokenizer
-        start = min(start, len(episode) - 1)
-        rows = tokenizer.encode(episode)[start : start + content.model.gpt.config.window]
-        tokens = tokenizer.prompt(tokenizer.goals_of([episode])[0], [], rows.ravel())[: content.model.gpt.max_tokens]
+        episode = content.dataset.episodes[index]
+        tokens = window_tokens(content.model, episode, min(start, len(episode) - 1))
         return attention_maps(content.model, tokens, episode.map)
 
     def _show(self, maps: Any) -> None:
