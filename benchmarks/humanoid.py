@@ -11,12 +11,14 @@ Every job is a command that writes a file to the work folder, and the same comma
 - references: the same policy from fixed starts, several times each, with seeds that no other episode has.
 - tune: one ensemble for each row of `TUNING`, scored on starts in the held-out episodes.
 - train: the models and the ensembles, for every seed. study: `tt study` on the references.
+- futures: one sampled future of TT and PETS each, for `benchmarks/humanoid_strip.py`.
 
 Writes <out>/humanoid.json and <out>/humanoid.png. Metrics are means over training seeds, `_stderr` their standard
 errors. Flags of `tt train` override its defaults for all models (`--train.steps`, `--model.width`).
 """
 
 import argparse
+import io
 import json
 import os
 import shlex
@@ -32,9 +34,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.paper.table import MORE_TO_DO, TT, Job, Queue, command
 from trajectory_transformer.actors import Script, ScriptedPolicy, make_script
 from trajectory_transformer.analysis.masking import masked_dataset
-from trajectory_transformer.analysis.predictors import BEHAVIOUR, EnsemblePredictor
+from trajectory_transformer.analysis.predictors import BEHAVIOUR, EnsemblePredictor, Past, load_predictor
 from trajectory_transformer.analysis.protocol import study_dataset
-from trajectory_transformer.analysis.study import StudyConfig
+from trajectory_transformer.analysis.study import StudyConfig, find_starts
 from trajectory_transformer.analysis.summary import Curve, joined_curves
 from trajectory_transformer.cli import main as tt
 from trajectory_transformer.collect import CollectedEpisode, WorkerPool, collected_dataset, play_parts
@@ -90,6 +92,11 @@ class Places:
     def run(self, name: str, variant: str, seed: int) -> Path:
         """The folder of a model or ensemble."""
         return self.work / "runs" / f"{name}{VARIANTS[variant]}_{seed}"
+
+    @property
+    def futures(self) -> Path:
+        """One future of each predictor, and what happened."""
+        return self.work / "futures.npz"
 
     def study(self, variant: str, seed: int) -> Path:
         """The result of a study."""
@@ -222,6 +229,21 @@ def fit_best(options: argparse.Namespace, places: Places) -> None:
         raise SystemExit(2)
 
 
+def sample_futures(options: argparse.Namespace, places: Places) -> None:
+    """Sample one future of TT and PETS, with seed 0 of all, from the first start of the references."""
+    episodes = load_npz(places.data("references")).episodes
+    start = find_starts(episodes, count=1, horizon=options.horizon, context=options.context, seed=0)[0]
+    past = Past(start.past_states[None], start.past_actions[None])
+    found = {"reality": np.concatenate([start.state[None], start.visited[0]])}
+    for name in ("tt", "pets"):
+        predictor = load_predictor(places.run(name, "observed", 0), find_device(options.device))
+        states = predictor.predict(start.state[None], past, None, options.horizon, 1, seed=0).states[0, 0]
+        found[name] = np.concatenate([start.state[None], states])
+    buffer = io.BytesIO()
+    np.savez(buffer, **found)
+    write_atomically(places.futures, buffer.getvalue())
+
+
 def jobs(options: argparse.Namespace, places: Places, train_flags: Sequence[str]) -> list[Job]:
     """All jobs, those that others wait for first."""
     script = (sys.executable, Path(__file__), "--policies", options.policies, "--work", options.work)
@@ -260,6 +282,8 @@ def jobs(options: argparse.Namespace, places: Places, train_flags: Sequence[str]
             words = ("--part", "fit", "--seed", seed, "--variant", variant, *rows)
             found.append(Job("fit", fitted, command(*script, *shared, *words), tuned))
             found.append(study_job(options, places, variant, seed))
+    needs = (references, *(places.run(name, "observed", 0) / "training.json" for name in ("tt", "pets")))
+    found.append(Job("play", places.futures, command(*script, *shared, "--part", "futures"), needs))
     return found
 
 
@@ -337,7 +361,13 @@ SHARED = (
     "scale", "workers", "held_out", "starts", "visits", "context", "horizon", "samples", "tuning_starts",
     "pets_epochs", "pets_batch", "device",
 )  # fmt: skip
-PARTS = {"collect": collect_data, "references": collect_references, "tune": tune, "fit": fit_best}
+PARTS = {
+    "collect": collect_data,
+    "references": collect_references,
+    "tune": tune,
+    "fit": fit_best,
+    "futures": sample_futures,
+}
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

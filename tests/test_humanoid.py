@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from trajectory_transformer.analysis.study import find_starts
+from trajectory_transformer.cli import main as tt
 from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
 
 HUMANOID = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "humanoid.py"))
@@ -28,7 +29,7 @@ def write_json(path: Path, content: object) -> None:
 def test_every_seed_has_all_predictors_on_both_kinds_of_data(tmp_path: Path) -> None:
     jobs = HUMANOID["jobs"](*parsed(tmp_path, "--train.steps", 9, "--model.window", 6))
     counts = {kind: sum(job.kind == kind for job in jobs) for kind in ("collect", "train", "fit", "play")}
-    assert counts == {"collect": 2, "train": 2 * 2 * 3, "fit": len(HUMANOID["TUNING"]) + 2 * 3, "play": 2 * 3}
+    assert counts == {"collect": 2, "train": 2 * 2 * 3, "fit": len(HUMANOID["TUNING"]) + 2 * 3, "play": 2 * 3 + 1}
     assert len({job.out for job in jobs}) == len(jobs)
     made = {job.out for job in jobs}
     assert all(set(job.needs) <= made for job in jobs)
@@ -40,7 +41,7 @@ def test_every_seed_has_all_predictors_on_both_kinds_of_data(tmp_path: Path) -> 
             assert windows[-1] == ("2" if name.startswith("markov") else "6")
             assert words[words.index("--tokens.num_bins") + 1] == ("101" if masked else "100")
             assert Path(words[4]).stem == ("train_masked" if masked else "train")
-        if job.kind == "play":
+        if job.kind == "play" and job.out.suffix == ".json":
             kinds = json.loads(words[words.index("--actions") + 1])
             assert kinds == (["policy", "recorded"] if job.out.stem.endswith("_0") else ["policy"])
             assert words[words.index("--hidden") + 1] == ("0.5" if "masked" in job.out.stem else "0.0")
@@ -102,3 +103,79 @@ def test_flags_that_nothing_takes_are_refused(tmp_path: Path) -> None:
     for words in (["--search.horizon", 3], ["--rows", 99]):
         with pytest.raises(SystemExit):
             parsed(tmp_path, *words)
+
+
+def test_one_future_of_each_predictor_begins_at_the_first_start(tmp_path: Path) -> None:
+    options, places, _ = parsed(tmp_path, "--horizon", 4, "--context", 2)
+    rng = np.random.default_rng(0)
+    episodes = tuple(
+        Episode(
+            rng.normal(size=(13, 3)).astype(np.float32),
+            rng.normal(size=(12, 1)).astype(np.float32),
+            np.zeros(12, dtype=np.float32),
+            terminated=False,
+        )
+        for _ in range(4)
+    )
+    for name in ("train", "references"):
+        save_npz(Dataset(episodes), places.data(name))
+    small = ["--model.window", 3, "--model.num_layers", 1, "--model.num_heads", 1, "--model.width", 8]
+    small += ["--tokens.num_bins", 8, "--tokens.discretizer", "uniform", "--tokens.rewards", "false"]
+    words = ["train", places.data("train"), "--out", places.run("tt", "observed", 0), "--train.steps", 1, *small]
+    assert tt([str(word) for word in (*words, "--device", "cpu")]) == 0
+    words = ["pets", places.data("train"), "--out", places.run("pets", "observed", 0), "--ensemble.epochs", 1]
+    words += ["--ensemble.num_networks", 2, "--ensemble.num_elites", 2, "--ensemble.width", 8, "--device", "cpu"]
+    assert tt([str(word) for word in words]) == 0
+    HUMANOID["sample_futures"](options, places)
+    start = find_starts(episodes, count=1, horizon=4, context=2, seed=0)[0]
+    with np.load(places.futures) as file:
+        assert set(file) == {"reality", "tt", "pets"}
+        for name in file:
+            assert file[name].shape == (5, 3)
+            np.testing.assert_allclose(file[name][0], start.state)
+        np.testing.assert_allclose(file["reality"][1:], start.visited[0])
+        assert not np.array_equal(file["tt"], file["pets"])
+
+
+def strip() -> dict[str, Any]:
+    pytest.importorskip("mujoco")
+    return runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "humanoid_strip.py"))
+
+
+def test_states_become_positions_and_the_root_follows_its_velocity() -> None:
+    make = strip()["place"]
+    model = pytest.importorskip("gymnasium").make("Hopper-v5").unwrapped.model  # six positions, six velocities
+    states = np.arange(33, dtype=np.float64).reshape(3, 11) / 10
+    positions, velocities = make(model, states, 0.5)
+    np.testing.assert_array_equal(positions[:, 1:], states[:, :5])
+    np.testing.assert_allclose(velocities, states[:, 5:])
+    np.testing.assert_allclose(positions[:, 0], [0.0, 0.5 * 0.5, 0.5 * 0.5 + 0.5 * 1.6])
+    states[1, 4] = 1e30
+    assert len(make(model, states, 0.5)[0]) == 1, "a diverged future ends"
+    with pytest.raises(SystemExit, match="states of 10 or 11 dimensions are needed, got 7"):
+        make(model, states[:, :7], 0.5)
+
+
+def test_paths_are_drawn_where_the_bodies_are(tmp_path: Path) -> None:
+    script = strip()
+    mujoco = pytest.importorskip("mujoco")
+    model = pytest.importorskip("gymnasium").make("Hopper-v5").unwrapped.model
+    try:
+        side = script["Side"](model, -1.0, 4.0)
+    except Exception as error:  # drivers raise exceptions of their own
+        pytest.skip(f"no offscreen OpenGL here: {error}")
+    poses = np.zeros((2, 6))
+    poses[:, 0], poses[:, 1] = (0.0, 3.0), 1.25
+    data = mujoco.MjData(model)
+    data.qpos[:] = poses[0]
+    mujoco.mj_forward(model, data)
+    points = script["trace"](model, poses, ["torso_geom", "foot_geom"])
+    np.testing.assert_allclose(points[0, 0], data.geom("torso_geom").xpos)
+    np.testing.assert_allclose(points[1] - points[0], [[3.0, 0.0, 0.0]] * 2, atol=1e-9)
+    picture, alone = side.draw(poses), side.draw(poses[:1])
+    changed = (picture != alone).any(axis=2)
+    column, row = side.pixels(points[1, 0])
+    assert changed[round(row), round(column)] and not changed[:, : round(side.width / 2)].any()
+    columns = np.flatnonzero(changed.any(axis=0))
+    assert abs((columns[0] + columns[-1]) / 2 - side.pixels(points[1]).mean(axis=0)[0]) < 20
+    side.close()
