@@ -240,7 +240,7 @@ def sample_futures(options: argparse.Namespace, places: Places) -> None:
         states = predictor.predict(start.state[None], past, None, options.horizon, 1, seed=0).states[0, 0]
         found[name] = np.concatenate([start.state[None], states])
     buffer = io.BytesIO()
-    np.savez(buffer, **found)
+    np.savez(buffer, reality=found["reality"], tt=found["tt"], pets=found["pets"])
     write_atomically(places.futures, buffer.getvalue())
 
 

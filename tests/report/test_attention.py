@@ -15,7 +15,7 @@ def test_panels_show_the_square_roots_of_the_maps_under_their_titles() -> None:
     first, second, third, unused = figure.axes
     for panel, title, weights in zip((first, second, third), "abc", maps, strict=True):
         assert panel.get_title() == title
-        np.testing.assert_allclose(panel.images[0].get_array(), np.sqrt(weights))
+        np.testing.assert_allclose(np.asarray(panel.images[0].get_array()), np.sqrt(weights))
     assert not unused.axison
     texts = [label.get_text() for label in first.get_yticklabels()]
     assert texts == ["goal", "step 5, s", "a", "r", "step 6, s", "a", "r"]
