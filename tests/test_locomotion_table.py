@@ -226,3 +226,31 @@ def test_a_medium_expert_set_made_of_two_equals_the_recipe(tmp_path: Path, polic
     assert facts["best_policy_noisy"]["score"] == facts["policies"][facts["best_policy"]]
     assert facts["best_policy_noiseless"]["score_n"] == 1
     assert facts["best_policy_noisy"]["score"] != facts["best_policy_noiseless"]["score"]
+
+
+def test_failures_compare_episodes_with_the_policies_of_the_data(tmp_path: Path, policies: Path) -> None:
+    pytest.importorskip("mujoco")
+    script = runpy.run_path(str(PAPER / "failures.py"))["main"]
+    good, poor = "hopper-expert-berkeley", "hopper-medium-sac"
+    for name in (good, poor):
+        words = ["--policy", f"{name} det", "--policies", policies, "--episodes", 1, "--out", tmp_path / f"{name}.npz"]
+        limit = ["--env_options", '{"max_episode_steps": 60}', "--workers", 1]
+        assert tt([str(word) for word in ("collect", "--env", "Hopper-v5", *words, *limit)]) == 0
+    words = ["--env", "Hopper-v5", "--policies", policies, "--names", good, poor, "--data", tmp_path / f"{good}.npz"]
+    for name in (good, poor):
+        own = [tmp_path / f"{name}.npz", *words, "--below", 1e9, "--steps", 20, "--out", tmp_path / f"{name}.json"]
+        assert script([str(word) for word in own]) == 0
+    found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in (good, poor)}
+    for name, result in found.items():
+        assert result["metrics"][f"followed_{name}"] == 1.0
+        assert result["played"][0]["action_distance"][name] == pytest.approx(0.0, abs=1e-5)
+    assert found[good]["played"][0]["state_distance"] == pytest.approx(0.0, abs=1e-2)
+    assert found[poor]["played"][0]["state_distance"] > 0.1
+    # A policy that is started in a state of its own episode earns what followed there.
+    rewards = load_npz(tmp_path / f"{good}.npz").episodes[0].rewards
+    assert rewards is not None
+    starts = [start for start in found[good]["played"][0]["starts"] if start["step"] + 20 <= len(rewards)]
+    assert len(starts) == 8 and [start["step"] for start in starts] == list(range(12, 41, 4))
+    for start in starts:
+        follows = float(rewards[start["step"] : start["step"] + 20].sum())
+        assert (start["return"], start["steps"]) == (pytest.approx(follows, rel=1e-2), 20)
