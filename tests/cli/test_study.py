@@ -71,6 +71,15 @@ def test_a_study_writes_metrics_curves_and_a_figure(tt: Run, studied: Path, tmp_
     assert (tmp_path / "study.png").read_bytes()[1:4] == b"PNG"
 
 
+def test_predict_with_study_is_the_same_command(tt: Run, studied: Path, tmp_path: Path) -> None:
+    words = [studied / "split/held_out.npz", "--predictors", json.dumps({"tt": str(studied / "tt")}), *STUDY]
+    for out, command in (("one.json", ["study"]), ("two.json", ["predict", "--study"])):
+        code, text = tt(*command, *words, "--out", out)
+        assert code == 0, text
+    one, two = (json.loads((tmp_path / name).read_text())["metrics"] for name in ("one.json", "two.json"))
+    assert one == two
+
+
 def test_masked_predictors_are_studied_on_masked_states(
     tt: Run, refused: Refused, studied: Path, tmp_path: Path
 ) -> None:
