@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from trajectory_transformer.tokens.layout import TokenLayout
 
-_SIDE, _SIDE_OF_TOKEN = 3.2, 0.06  # inches of a panel, and of a token that is named
+_SIDE, _SIDE_OF_TOKEN, _TITLE = 3.2, 0.06, 0.5  # inches of a panel, of a token that is named, and of a title
 
 
 def attention_figure(
@@ -22,15 +22,19 @@ def attention_figure(
     """Attention maps [L, L] by title, `columns` of them in a row; labels [L] are the names of the tokens.
 
     Row i of a panel is token i, dark columns are what it reads, lines part the transitions. Beside the panels stand
-    the steps, with s, a and r where states, actions and rewards begin; with `name_tokens` every token has its name,
-    and the panels are large enough for it.
+    the names of the tokens if they fit, else the steps, with s, a and r where states, actions and rewards begin. With
+    `name_tokens` the panels are as large as the names of all tokens need.
     """
     length, rows = len(labels), -(-len(maps) // columns)
-    side, margin = (max(_SIDE, _SIDE_OF_TOKEN * length), 1.8) if name_tokens else (_SIDE, 1.0)
-    figure = Figure(figsize=(side * columns + margin, side * rows + margin), layout="constrained")
+    needed = _SIDE_OF_TOKEN * length
+    name_tokens = name_tokens or needed <= _SIDE
+    side = max(_SIDE, needed) if name_tokens else _SIDE
+    font = 4 * min(max(_SIDE / needed, 1.0), 1.6)  # points; larger if there is room
+    ticks = dict(enumerate(labels)) if name_tokens else _kinds(layout, labels)
+    beside = 0.4 + max(map(len, ticks.values())) * 0.6 * font / 72  # inches of the names
+    figure = Figure(figsize=(side * columns + beside, (side + _TITLE) * rows + beside), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False)
     edges = range(layout.goal_dim, length, layout.size)
-    ticks = dict(enumerate(labels)) if name_tokens else _kinds(layout, labels)
     for index, (title, weights) in enumerate(maps.items()):
         row, column = divmod(index, columns)
         panel = panels[row, column]
@@ -41,8 +45,8 @@ def attention_figure(
             panel.axvline(edge - 0.5, color="0.85", linewidth=0.4)
         panel.set_title(title, fontsize="small")
         lowest = index + columns >= len(maps)
-        panel.set_xticks(list(ticks), ticks.values() if lowest else [""] * len(ticks), rotation=90, fontsize=4)
-        panel.set_yticks(list(ticks), ticks.values() if column == 0 else [""] * len(ticks), fontsize=4)
+        panel.set_xticks(list(ticks), ticks.values() if lowest else [""] * len(ticks), rotation=90, fontsize=font)
+        panel.set_yticks(list(ticks), ticks.values() if column == 0 else [""] * len(ticks), fontsize=font)
         panel.tick_params(length=1.5)
     for panel in panels.ravel()[len(maps) :]:
         panel.set_axis_off()
