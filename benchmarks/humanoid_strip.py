@@ -28,8 +28,8 @@ COLORS = ("tab:orange", "tab:blue", "tab:green")
 Array = npt.NDArray[np.float64]
 
 
-def place(model: Any, states: Array, seconds: float) -> tuple[Array, Array]:
-    """Positions [T, nq] and velocities [T, nv] of states [T, O] that are `seconds` apart.
+def place(model: Any, states: Array, seconds: float) -> Array:
+    """Positions [T, nq] of states [T, O] that are `seconds` apart.
 
     They end before a state that is not finite or far beyond what a body can reach.
     """
@@ -39,10 +39,9 @@ def place(model: Any, states: Array, seconds: float) -> tuple[Array, Array]:
         raise SystemExit(f"states of {wanted} dimensions are needed, got {states.shape[1]}")
     far = np.flatnonzero((~np.isfinite(states) | (np.abs(states) > FAR)).any(axis=1))
     states = states[: far[0]] if len(far) else states
-    velocities = states[:, model.nq - hidden :]
+    observed, velocities = np.split(states, [model.nq - hidden], axis=1)
     moved = np.cumsum(velocities[:-1, :hidden] * seconds, axis=0)
-    root = np.concatenate([np.zeros((1, hidden)), moved])
-    return np.concatenate([root, states[:, : model.nq - hidden]], axis=1), velocities
+    return np.concatenate([np.concatenate([np.zeros((1, hidden)), moved]), observed], axis=1)
 
 
 def trace(model: Any, positions: Array, names: Sequence[str]) -> Array:
@@ -105,7 +104,7 @@ def strip_figure(env_id: str, futures: Mapping[str, Array], traced: Sequence[str
     """One row for each future [T, O]; the first one decides how much is shown."""
     env = gymnasium.make(env_id).unwrapped
     model, seconds = env.model, env.dt  # type: ignore[attr-defined]
-    poses = {name: place(model, states, seconds)[0] for name, states in futures.items()}
+    poses = {name: place(model, states, seconds) for name, states in futures.items()}
     places = next(iter(poses.values()))[:, 0]
     side = Side(model, float(places.min()) - MARGIN, float(places.max()) + MARGIN)
     figure = Figure(figsize=(side.width / PIXELS * 1.8 + 0.4, 1.8 * len(poses) + 0.4), layout="constrained")

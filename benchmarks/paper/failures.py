@@ -66,7 +66,7 @@ def looked_at(distances: FloatArray, limit: int) -> list[int]:
     """Steps of a failed episode to start the policy from: around the first action that is not its own, or the end."""
     away = np.flatnonzero(distances[FIRST:] > AWAY) + FIRST
     first = int(away[0]) - 8 if len(away) and len(distances) == limit else len(distances) - 48
-    return [step for step in range(max(first, 0), len(distances), 4)][:12]
+    return list(range(max(first, 0), len(distances), 4))[:12]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,18 +123,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shares = np.mean(followed, axis=0)
     metrics = {f"followed_{name}": float(share) for name, share in zip(scripts, shares, strict=True)}
     metrics |= {"episodes": len(found), "failed": sum("starts" in entry for entry in found)}
-    command = "python " + shlex.join(sys.argv)
-    seconds = time.monotonic() - began
-    details = {"played": found}
     write_result(
         options.out,
         name=f"failures {options.env}",
-        command=command,
+        command="python " + shlex.join(sys.argv),
         device=torch.device("cpu"),
         seeds=[],
-        seconds=seconds,
+        seconds=time.monotonic() - began,
         metrics=metrics,
-        details=details,
+        details={"played": found},
     )
     print(f"wrote {options.out}")
     return 0

@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(version("trajectory-transformer"))
         return 0
-    if words[:1] == ["predict"] and "--study" in words:  # another name of the command for several predictors
+    if words[:1] == ["predict"] and "--study" in words:  # an alias of `tt study`
         words = ["study", *(word for word in words[1:] if word != "--study")]
     group = words[0] if words and any(command.startswith(f"{words[0]} ") for command in COMMANDS) else ""
     rest = words[1:] if group else words
