@@ -4,14 +4,18 @@ import json
 import runpy
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from trajectory_transformer.actors import ScriptedPolicy, make_script, parse_actor
 from trajectory_transformer.cli import main as tt
-from trajectory_transformer.data.episode import load_npz
+from trajectory_transformer.data.episode import Dataset, load_npz, save_npz
+from trajectory_transformer.data.spaces import action_leaf
+from trajectory_transformer.rollout import make_envs, rollout
 
 PAPER = Path(__file__).parents[1] / "benchmarks" / "paper"
 TABLE = runpy.run_path(str(PAPER / "table.py"))
@@ -232,25 +236,41 @@ def test_failures_compare_episodes_with_the_policies_of_the_data(tmp_path: Path,
     pytest.importorskip("mujoco")
     script = runpy.run_path(str(PAPER / "failures.py"))["main"]
     good, poor = "hopper-expert-berkeley", "hopper-medium-sac"
+    envs = make_envs("Hopper-v5", 1, {"max_episode_steps": 100})
     for name in (good, poor):
-        words = ["--policy", f"{name} det", "--policies", policies, "--episodes", 1, "--out", tmp_path / f"{name}.npz"]
-        limit = ["--env_options", '{"max_episode_steps": 60}', "--workers", 1]
-        assert tt([str(word) for word in ("collect", "--env", "Hopper-v5", *words, *limit)]) == 0
+        actor = make_script(
+            parse_actor(f"{name} det", policies), "Hopper-v5", action_leaf(envs.single_action_space), 11
+        )
+        policy = ScriptedPolicy(actor, np.random.default_rng(0))
+        played = rollout(envs, policy, num_episodes=2, seed=5)
+        save_npz(Dataset(tuple(played), {"seed": 5}), tmp_path / f"{name}.npz")
+    envs.close()
     words = ["--env", "Hopper-v5", "--policies", policies, "--names", good, poor, "--data", tmp_path / f"{good}.npz"]
-    for name in (good, poor):
-        own = [tmp_path / f"{name}.npz", *words, "--below", 1e9, "--steps", 20, "--out", tmp_path / f"{name}.json"]
+
+    def looked_at(name: str, below: float) -> dict[str, Any]:
+        out = tmp_path / f"{name}_{below}.json"
+        own = [tmp_path / f"{name}.npz", *words, "--below", below, "--steps", 20, "--out", out]
         assert script([str(word) for word in own]) == 0
-    found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in (good, poor)}
+        return dict(json.loads(out.read_text()))
+
+    found = {name: looked_at(name, 1e9) for name in (good, poor)}
     for name, result in found.items():
         assert result["metrics"][f"followed_{name}"] == 1.0
+        assert [each["repeated_steps"] for each in result["played"]] == [100, 100]
         assert result["played"][0]["action_distance"][name] == pytest.approx(0.0, abs=1e-5)
     assert found[good]["played"][0]["state_distance"] == pytest.approx(0.0, abs=1e-2)
     assert found[poor]["played"][0]["state_distance"] > 0.1
     # A policy that is started in a state of its own episode earns what followed there.
-    rewards = load_npz(tmp_path / f"{good}.npz").episodes[0].rewards
-    assert rewards is not None
-    starts = [start for start in found[good]["played"][0]["starts"] if start["step"] + 20 <= len(rewards)]
-    assert len(starts) == 8 and [start["step"] for start in starts] == list(range(12, 41, 4))
-    for start in starts:
-        follows = float(rewards[start["step"] : start["step"] + 20].sum())
-        assert (start["return"], start["steps"]) == (pytest.approx(follows, rel=1e-2), 20)
+    for episode, entry in zip(load_npz(tmp_path / f"{good}.npz"), found[good]["played"], strict=True):
+        assert episode.rewards is not None
+        starts = [start for start in entry["starts"] if start["step"] + 20 <= len(episode.rewards)]
+        assert [start["step"] for start in starts] == list(range(0, 81, 10))
+        for start in starts:
+            follows = float(episode.rewards[start["step"] : start["step"] + 20].sum())
+            assert (start["return"], start["steps"]) == (pytest.approx(follows, abs=0.06), 20)
+    # No episode failed: all are the control. An episode that its seed does not repeat gives no starts.
+    control = looked_at(good, -1e9)["metrics"]
+    assert (control["failed"], control["starts_control"], control["survived_control"]) == (0, 2, 1.0)
+    moved = load_npz(tmp_path / f"{good}.npz")
+    save_npz(replace(moved, metadata={"seed": 6}), tmp_path / f"{good}.npz")
+    assert [entry["starts"] for entry in looked_at(good, 1e8)["played"]] == [[], []]

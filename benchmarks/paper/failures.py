@@ -6,8 +6,10 @@
 For every step: the distance between the action and what each policy would do there without noise (root mean square
 over dimensions), and the distance between the state and the nearest one of --data (in its standard deviations; give
 episodes of the first policy). For episodes that return less than --below: the first policy is started from states
-around the step where the episode leaves it, or before the end if it ends early, and what it earns is recorded.
-Policies are those of `tt collect --policies`; bodies are Gymnasium's with positions and velocities as observations.
+around the step where the episode leaves it, or before the end if it ends early, and what it earns is recorded. The
+other episodes are the control: the first policy is started from steps all over them. States are those of the simulator
+while the episode's actions are repeated from its seed, because an observation may be clipped; a step at which repeated
+and recorded observation differ is left out. Policies are those of `tt collect --policies`.
 """
 
 import argparse
@@ -29,6 +31,9 @@ from trajectory_transformer.results import write_result
 
 FIRST = 10  # steps before this one may be opening moves of any policy
 AWAY = 0.6  # distance of an action that does not belong to the policy
+EVERY = 40  # steps between two starts of the control
+SAME = 1e-5  # difference of two initial observations of the same seed, at most
+REPEATED = 0.05  # difference of observations up to which an episode counts as repeated
 NO_GOAL = np.zeros(0, dtype=np.float32)
 
 
@@ -46,12 +51,23 @@ def state_distances(states: FloatArray, data: FloatArray) -> FloatArray:
     return np.asarray(found.numpy(), np.float32)
 
 
-def start_from(env: Any, script: Script, state: FloatArray, steps: int) -> tuple[float, int]:
+def repeated_states(env: Any, episode: Episode, seed: int) -> list[tuple[FloatArray, FloatArray]]:
+    """Positions and velocities before each step while the actions are repeated, up to where the repetition ends."""
+    observation, _ = env.reset(seed=seed)
+    states: list[tuple[FloatArray, FloatArray]] = []
+    for recorded, action in zip(episode.observations, episode.actions, strict=False):
+        if np.abs(observation - recorded).max() > (REPEATED if states else SAME):
+            break
+        states.append((env.data.qpos.copy(), env.data.qvel.copy()))
+        observation, *_ = env.step(action)
+    return states
+
+
+def start_from(env: Any, script: Script, state: tuple[FloatArray, FloatArray], steps: int) -> tuple[float, int]:
     """Return and length of a policy without noise from a state."""
-    hidden = env.model.nq + env.model.nv - len(state)  # coordinates of the root that are not observed
-    positions = np.concatenate([np.zeros(hidden), state[: env.model.nq - hidden]])
-    env.set_state(positions, state[env.model.nq - hidden :].astype(np.float64))
-    rng, total, observation = np.random.default_rng(0), 0.0, state
+    env.set_state(*state)
+    rng, total = np.random.default_rng(0), 0.0
+    observation = env._get_obs().astype(np.float32)
     for step in range(steps):
         action = np.asarray(script(observation, NO_GOAL, rng), np.float64)
         observation, reward, terminated, _, _ = env.step(action)
@@ -65,8 +81,11 @@ def start_from(env: Any, script: Script, state: FloatArray, steps: int) -> tuple
 def looked_at(distances: FloatArray, limit: int) -> list[int]:
     """Steps of a failed episode to start the policy from: around the first action that is not its own, or the end."""
     away = np.flatnonzero(distances[FIRST:] > AWAY) + FIRST
-    first = int(away[0]) - 8 if len(away) and len(distances) == limit else len(distances) - 48
-    return list(range(max(first, 0), len(distances), 4))[:12]
+    if len(away) and len(distances) == limit:
+        first, every = int(away[0]) - 8, 4
+    else:
+        first, every = len(distances) - 120, 10
+    return list(range(max(first, 0), len(distances), every))[:12]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,7 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data = np.concatenate([episode.observations for episode in load_npz(options.data)])
     found: list[dict[str, object]] = []
     followed = []
-    for episode in load_npz(options.episodes):
+    survived: dict[str, list[bool]] = {"failed": [], "control": []}
+    played = load_npz(options.episodes)
+    first_seed = int(str(played.metadata["seed"]))
+    for number, episode in enumerate(played):
         distances = {name: action_distances(episode, script) for name, script in scripts.items()}
         nearest = np.stack(list(distances.values())).argmin(axis=0)
         followed.append(np.bincount(nearest, minlength=len(scripts)) / len(nearest))
@@ -106,8 +128,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "action_distance": {name: round(float(np.median(each)), 3) for name, each in distances.items()},
             "state_distance": round(float(np.median(states)), 3),
         }
-        if episode.total_reward < options.below:
-            script = scripts[options.names[0]]
+        failed = episode.total_reward < options.below
+        repeated = repeated_states(env, episode, first_seed + number)
+        entry["repeated_steps"] = len(repeated)
+        steps = looked_at(own, options.limit) if failed else list(range(EVERY, len(episode) - EVERY, EVERY))
+        earned = {
+            step: start_from(env, scripts[options.names[0]], repeated[step], options.steps)
+            for step in steps
+            if step < len(repeated)
+        }
+        survived["failed" if failed else "control"] += [length == options.steps for _, length in earned.values()]
+        if failed:
             entry["starts"] = [
                 {
                     "step": step,
@@ -116,13 +147,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "return": round(total, 1),
                     "steps": length,
                 }
-                for step in looked_at(own, options.limit)
-                for total, length in [start_from(env, script, episode.observations[step], options.steps)]
+                for step, (total, length) in earned.items()
             ]
         found.append(entry)
     shares = np.mean(followed, axis=0)
     metrics = {f"followed_{name}": float(share) for name, share in zip(scripts, shares, strict=True)}
     metrics |= {"episodes": len(found), "failed": sum("starts" in entry for entry in found)}
+    for name, each in survived.items():
+        if each:
+            metrics |= {f"survived_{name}": float(np.mean(each)), f"starts_{name}": len(each)}
     write_result(
         options.out,
         name=f"failures {options.env}",
