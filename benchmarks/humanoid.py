@@ -9,12 +9,13 @@ Every job is a command that writes a file to the work folder, and the same comma
   45, positions and velocities, which are the observation without `include_cinert`, `cvel`, `qfrc_actuator` and
   `cfrc_ext`. A seeded share of the episodes is held out.
 - references: the same policy from fixed starts, several times each, with seeds that no other episode has.
-- tune: one ensemble for each row of `TUNING`, scored on starts in the held-out episodes.
+- tune: one ensemble for each row of `TUNING`, scored on starts in the held-out episodes. The first row has the sizes of
+  Chua et al. and is the reference, with a linear model and one that predicts no change, for errors of one step.
 - train: the models and the ensembles, for every seed. study: `tt study` on the references.
 - futures: one sampled future of TT and PETS each, for `benchmarks/humanoid_strip.py`.
 
 Writes <out>/humanoid.json and <out>/humanoid.png. Metrics are means over training seeds, `_stderr` their standard
-errors. Flags of `tt train` override its defaults for all models (`--train.steps`, `--model.width`).
+errors. Flags of `tt train` override its settings for all models (`--train.steps`, `--model.width`).
 """
 
 import argparse
@@ -24,7 +25,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -40,7 +41,7 @@ from trajectory_transformer.analysis.study import StudyConfig, find_starts
 from trajectory_transformer.analysis.summary import Curve, joined_curves
 from trajectory_transformer.cli import main as tt
 from trajectory_transformer.collect import CollectedEpisode, WorkerPool, collected_dataset, play_parts
-from trajectory_transformer.data.episode import Dataset, Episode, FloatArray, load_npz, save_npz
+from trajectory_transformer.data.episode import Dataset, DoubleArray, Episode, FloatArray, load_npz, save_npz
 from trajectory_transformer.data.spaces import action_leaf
 from trajectory_transformer.data.split import split_episodes
 from trajectory_transformer.files import write_atomically
@@ -61,16 +62,17 @@ HIDDEN = 0.5
 SPLIT_SEED = 0
 REFERENCE_SEED = 6_000_000  # of environments; the data is played with seeds from 2^31 on
 LATEST_BRANCH = 200  # references part from each other at a step up to this one
-# Networks, elites, hidden layers and width of the ensembles that are tried. The first are those of Chua et al.
+# Networks, elites, hidden layers and width of the ensembles that are tried. The first sizes are those of Chua et al.
 TUNING = (
     {"num_networks": 7, "num_elites": 5, "num_layers": 4, "width": 200},
     {"num_networks": 7, "num_elites": 5, "num_layers": 3, "width": 200},
     {"num_networks": 7, "num_elites": 5, "num_layers": 4, "width": 400},
     {"num_networks": 7, "num_elites": 5, "num_layers": 2, "width": 512},
     {"num_networks": 3, "num_elites": 3, "num_layers": 4, "width": 400},
-    {"num_networks": 15, "num_elites": 10, "num_layers": 4, "width": 200},
+    {"num_networks": 7, "num_elites": 5, "num_layers": 4, "width": 800},
 )
 TUNING_SEED = 1000  # of weights; scored ensembles have seeds 0, 1, ...
+STEPS = 6000  # of the training of a model
 VARIANTS = {"observed": "", "masked": "_masked"}
 WINDOWS = {"tt": None, "markov": 2}  # transitions; None: as the flags say
 
@@ -185,12 +187,34 @@ def tune(options: argparse.Namespace, places: Places) -> None:
         f"mean_logp_{kind}": float(np.mean([x for x in curves["pets"]["log_prob"] if x is not None]))
         for kind, curves in study.curves.items()
     }
+    errors = one_step_errors(lambda *given: ensemble.gaussians(*given)[0].mean(dim=0).cpu().numpy(), train, held_out)
     content = {
         "ensemble": asdict(config),
-        "metrics": {**means, **study.metrics},
+        "metrics": {**means, **errors, **study.metrics},
         "seconds": round(time.perf_counter() - began, 1),
     }
     write_atomically(places.tuned(options.row), (json.dumps(content, indent=2) + "\n").encode())
+
+
+def one_step_errors(predict: Callable[..., FloatArray], train: Dataset, held_out: Dataset) -> dict[str, float]:
+    """Squared errors of predicted next states, in variances of the data: of PETS, a linear model and no change."""
+
+    def rows(dataset: Dataset) -> tuple[DoubleArray, DoubleArray, DoubleArray]:
+        states = np.concatenate([episode.observations[:-1] for episode in dataset]).astype(np.float64)
+        actions = np.concatenate([episode.actions for episode in dataset]).astype(np.float64)
+        return states, actions, np.concatenate([episode.observations[1:] for episode in dataset]).astype(np.float64)
+
+    def features(states: DoubleArray, actions: DoubleArray) -> DoubleArray:
+        return np.concatenate([states, actions, np.ones((len(states), 1))], axis=1)
+
+    states, actions, following = rows(train)
+    variance = np.maximum(states.var(axis=0), 1e-12)
+    inputs = features(states, actions)
+    linear = np.linalg.lstsq(inputs.T @ inputs, inputs.T @ following, rcond=None)[0]
+    states, actions, following = rows(held_out)
+    own = predict(states.astype(np.float32), actions.astype(np.float32))
+    found = {"": own, "_linear": features(states, actions) @ linear, "_no_change": states}
+    return {f"one_step_mse{name}": float(((each - following) ** 2 / variance).mean()) for name, each in found.items()}
 
 
 def ensemble_config(options: argparse.Namespace, row: int) -> EnsembleConfig:
@@ -263,6 +287,7 @@ def jobs(options: argparse.Namespace, places: Places, train_flags: Sequence[str]
             data = places.data(f"train{suffix}")
             settings: list[object] = ["--tokens.discretizer", "uniform", "--tokens.rewards", "false"]
             settings += ["--tokens.num_bins", NUM_BINS + (variant == "masked"), "--checkpoint_every", 5000]
+            settings += ["--train.steps", STEPS]
             for name, window in WINDOWS.items():
                 folder = places.run(name, variant, seed)
                 own = [*settings, "--seed", seed, *train_flags]
@@ -397,7 +422,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     parser.add_argument("--pets_epochs", type=int, default=40, help="passes over the data, at most")
     parser.add_argument("--pets_batch", type=int, default=1024)
     parser.add_argument("--trainings", type=int, default=2, help="at a time: one compiles while the other trains")
-    parser.add_argument("--fits", type=int, default=2, help="ensembles at a time")
+    parser.add_argument("--fits", type=int, default=1, help="ensembles at a time")
     parser.add_argument("--plays", type=int, default=1, help="studies at a time")
     parser.add_argument("--backend", default="cached", help="decoder of the studies")
     parser.add_argument("--max_rows", type=int, default=4096)

@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
+from trajectory_transformer.report.prediction import LABELS
+
 FIELD_OF_VIEW = 4.0  # degrees, from far away: all bodies are seen from the side
 HEIGHT, MARGIN = 2.0, 1.0  # metres that a row shows above each other, and beside the outermost bodies
 FAR = 1000.0  # a state with a larger entry has diverged
@@ -114,9 +116,11 @@ def strip_figure(env_id: str, futures: Mapping[str, Array], traced: Sequence[str
         paths = side.pixels(trace(model, positions, traced))  # [T, names, 2]
         for index, label in enumerate(traced):
             line = paths[:, index]
-            panel.plot(line[:, 0], line[:, 1], color=COLORS[index % len(COLORS)], linewidth=1.0, label=label)
+            panel.plot(
+                line[:, 0], line[:, 1], color=COLORS[index % len(COLORS)], linewidth=1.0, label=label.replace("_", " ")
+            )
         panel.set(xlim=(0, side.width), ylim=(PIXELS, 0), xticks=[], yticks=[])
-        panel.set_ylabel(name)
+        panel.set_ylabel(LABELS.get(name, name))
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(traced), frameon=False, fontsize="small")
     side.close()

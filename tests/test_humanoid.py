@@ -55,6 +55,25 @@ def test_the_ensemble_with_the_best_likelihood_is_chosen(tmp_path: Path) -> None
     assert [entry["row"] for entry in HUMANOID["tuning_table"](places, range(4))] == [0, 2, 3]
 
 
+def test_errors_of_one_step_are_those_of_known_models() -> None:
+    rng = np.random.default_rng(0)
+    matrix = np.array([[0.9, 0.2, 0.5], [0.0, 0.8, -0.3]])
+
+    def play(steps: int) -> Episode:
+        actions, states = rng.normal(size=(steps, 1)), np.zeros((steps + 1, 2))
+        for step in range(steps):
+            states[step + 1] = matrix @ np.concatenate([states[step], actions[step]]) + 0.7
+        return Episode(states.astype(np.float32), actions.astype(np.float32), None, False)
+
+    train, held_out = (Dataset((play(steps), play(steps))) for steps in (200, 50))
+    errors = HUMANOID["one_step_errors"](lambda states, actions: states + 0.0 * actions, train, held_out)
+    assert errors["one_step_mse"] == pytest.approx(errors["one_step_mse_no_change"])
+    assert errors["one_step_mse_linear"] == pytest.approx(0.0, abs=1e-8)
+    states = np.concatenate([episode.observations[:-1] for episode in train]).astype(np.float64)
+    changes = np.concatenate([np.diff(episode.observations, axis=0) for episode in held_out])
+    assert errors["one_step_mse_no_change"] == pytest.approx(float((changes**2 / states.var(axis=0)).mean()), rel=1e-5)
+
+
 def study(shift: float, kinds: tuple[str, ...], suffix: str) -> dict[str, Any]:
     def curve(value: float) -> dict[str, list[float]]:
         keys = ("log_prob", "log_prob_stderr", "squared_error", "squared_error_stderr")

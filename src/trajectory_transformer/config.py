@@ -258,6 +258,8 @@ class EnsembleConfig:
     """Training ends after this many passes in which the held-out loss of no network improved."""
     held_out: float = 0.1
     """Share of the transitions that is not trained on. With 0 training runs to its end and keeps the last weights."""
+    tf32: bool = True
+    """Whether matmuls of the training round their inputs to TF32 on a GPU; predictions never do."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built or trained."""

@@ -1,5 +1,6 @@
 """Fitting: a function of data and seed, resumable, with masks, early stopping and choice of elites."""
 
+import importlib
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from trajectory_transformer.pets import Ensemble, EnsembleConfig, EnsembleMetric
 from trajectory_transformer.pets.ensemble import build_networks
 from trajectory_transformer.pets.fit import RESUME, _prepare, _Training
 
+fit_module = importlib.import_module("trajectory_transformer.pets.fit")  # the package exports a function of that name
 SMALL = EnsembleConfig(num_networks=3, num_elites=2, num_layers=1, width=8, batch_size=32, epochs=4)
 
 
@@ -39,7 +41,12 @@ def test_a_fit_is_a_function_of_its_seed(few: Dataset) -> None:
     assert same(first, again) and not same(first, other)
 
 
-def test_a_stopped_fit_resumes_to_the_same_weights(few: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seconds", "left"), [(0.0, [3, 4]), (1000.0, [2, 3, 4])])
+def test_a_stopped_fit_resumes_to_the_same_weights(
+    few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, left: list[int]
+) -> None:
+    monkeypatch.setattr(fit_module, "SAVE_SECONDS", seconds)  # with many, only the first and the last pass are saved
+
     def stop(metrics: EnsembleMetrics) -> None:
         if metrics.epoch == 2:
             raise KeyboardInterrupt
@@ -51,7 +58,7 @@ def test_a_stopped_fit_resumes_to_the_same_weights(few: Dataset, tmp_path: Path)
     resumed = fit(
         few, SMALL, seed=3, device="cpu", out=tmp_path / "pets", resume=True, on_metrics=lambda m: seen.append(m.epoch)
     )
-    assert seen == [3, 4]
+    assert seen == left
     assert same(resumed, expected)
     assert same(Ensemble.load(tmp_path / "pets"), expected)
 
@@ -76,7 +83,10 @@ def test_networks_train_on_different_samples(few: Dataset) -> None:
     assert (means.std(0) > 1e-4).all()
 
 
-def test_fitting_stops_when_the_held_out_loss_is_flat_and_keeps_the_best_weights(tmp_path: Path) -> None:
+def test_fitting_stops_when_the_held_out_loss_is_flat_and_keeps_the_best_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit_module, "SAVE_SECONDS", 0.0)
     rng = np.random.default_rng(0)
     states, actions = rng.normal(size=(101, 2)), rng.normal(size=(100, 1))
     noise = Dataset((Episode(states.astype(np.float32), actions.astype(np.float32), None, False),))

@@ -6,7 +6,6 @@ captures several steps as one CUDA graph and replays them.
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal
@@ -20,7 +19,7 @@ from trajectory_transformer.baselines.algorithm import Algorithm, BatchT
 from trajectory_transformer.baselines.data import Learner, Rows
 from trajectory_transformer.baselines.networks import Tensors
 from trajectory_transformer.checkpoint import read_tensors, write_tensors
-from trajectory_transformer.gpu.backends import why_not_compiled
+from trajectory_transformer.gpu.backends import matmul_precision, why_not_compiled
 from trajectory_transformer.gpu.training.captured import CapturedCalls
 from trajectory_transformer.randomness import STEP, logical_shift, mix, stream_seed, uniform
 
@@ -218,14 +217,3 @@ def choose_backend(backend: Backend, device: torch.device) -> Literal["eager", "
     if reason is not None:
         raise ValueError(f"backend {backend} cannot be used here: {reason}")
     return backend
-
-
-@contextmanager
-def matmul_precision(tf32: bool) -> Iterator[None]:
-    """Allow TF32 in the matmuls of a block, or forbid it."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -126,6 +126,17 @@ def make_batch_maker(model: TrajectoryModel, data: TokenizedDataset, config: Tra
 
 
 @contextmanager
+def matmul_precision(tf32: bool) -> Iterator[None]:
+    """Allow TF32 in the matmuls of a block, or forbid it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
 def joined_world(device: torch.device) -> Iterator[tuple[World, torch.device]]:
     """Join the process group if `torchrun` started this process; yields the world and this process's device."""
     size = int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,6 +1,7 @@
 """Fit a probabilistic ensemble to a dataset: bootstrap samples, early stopping per network, choice of the elites."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from trajectory_transformer.checkpoint import read_tensors, write_tensors
 from trajectory_transformer.config import EnsembleConfig, require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.files import OutputFolder
-from trajectory_transformer.gpu.backends import find_device
+from trajectory_transformer.gpu.backends import find_device, matmul_precision
 from trajectory_transformer.gpu.training.captured import CapturedCalls
 from trajectory_transformer.pets.ensemble import (
     Ensemble,
@@ -30,6 +31,7 @@ Masks = Sequence[npt.NDArray[np.bool_]]
 """Which entries of the states were observed: one array [T + 1, O] per episode."""
 
 RESUME = "resume.safetensors"
+SAVE_SECONDS = 10.0  # between two saves, at least: a pass may be shorter than a save
 IMPROVEMENT = 0.01  # a held-out loss smaller by less than this counts as flat
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -104,17 +106,19 @@ def fit_networks(
     output: OutputFolder,
     on_metrics: Callable[[EnsembleMetrics], None] | None,
 ) -> GaussianNetworks:
-    """Train networks on rows and return the elites; the state after every pass is kept in `output`, see `fit`."""
+    """Train networks on rows and return the elites; the state after a pass is kept in `output`, see `fit`."""
     folder = output.path
     training = _Training(networks, data, config, seed)
     state = {"config": json.dumps(asdict(config)), "seed": str(seed)}
     if folder is not None and (folder / RESUME).is_file():
         training.load(folder / RESUME, scales, state)
+    saved = 0.0
     while not training.finished:
         metrics = training.run_epoch()
-        if folder is not None:
+        if folder is not None and (training.finished or time.monotonic() - saved >= SAVE_SECONDS):
             output.prepare()
             write_tensors(folder / RESUME, training.state() | scales, state | training.progress())
+            saved = time.monotonic()
         if on_metrics is not None:
             on_metrics(metrics)
     return training.elites()
@@ -167,11 +171,12 @@ class _Training:
         order = self.bootstrap.gather(1, keys.argsort(1))[:, : self._batches[:, 0].numel()].contiguous()
         self._batches.copy_(order.view(len(order), self.num_steps, -1).transpose(0, 1))
         self._position.zero_()
-        for _ in range(self.num_steps):
-            if self._captured is None:
-                self._take_step()
-            else:
-                self._captured("step", self._take_step)
+        with matmul_precision(self.config.tf32):
+            for _ in range(self.num_steps):
+                if self._captured is None:
+                    self._take_step()
+                else:
+                    self._captured("step", self._take_step)
         self.epoch += 1
         loss = float(self._losses.mean())
         require(np.isfinite(loss), f"the loss must be finite, lower learning_rate (epoch {self.epoch})", loss)

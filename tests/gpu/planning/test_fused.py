@@ -21,6 +21,7 @@ from trajectory_transformer.search.beam import Plan, beam_search, likelihood_sea
 from trajectory_transformer.search.decoder import Bins, Candidates, NaiveDecoder, Run
 from trajectory_transformer.search.noise import Noise
 from trajectory_transformer.search.objectives import discounted_return, log_likelihood
+from trajectory_transformer.search.predict import sample_futures
 from trajectory_transformer.search.sampling import draw
 from trajectory_transformer.tokens.layout import TokenLayout
 
@@ -136,6 +137,26 @@ def test_searches_without_an_objective_find_what_the_naive_decoder_finds(
     )
     assert torch.equal(fused.tokens, naive.tokens)
     torch.testing.assert_close(fused.scores, naive.scores, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("size", [(3, 2), (19, 4)])
+def test_sampled_futures_are_those_of_the_naive_decoder_while_the_window_slides(
+    make_fused: MakeDecoder, size: tuple[int, int], given: bool
+) -> None:
+    layout = TokenLayout(0, *size, rewards=False)  # the larger one has two tiles per transition
+    gpt = random_gpt(layout)
+    rng = np.random.default_rng(0)
+    prompt = torch.from_numpy(rng.integers(5, size=(2, layout.length(1) + layout.observation_dim)))
+    actions = torch.from_numpy(rng.integers(5, size=(2, 7, layout.action_dim))) if given else None
+    fused, naive = (
+        sample_futures(
+            decoder, prompt, horizon=7, num_samples=9, seeds=torch.tensor([3, 4]), actions=actions, temperature=0.9
+        )
+        for decoder in (make_fused(gpt, 3), NaiveDecoder(gpt, 3))
+    )
+    assert fused.shape == (2, 9, 7 * layout.size) and len(set(map(tuple, fused.flatten(0, 1).tolist()))) > 9
+    assert torch.equal(fused, naive)
 
 
 def test_a_decoder_uses_weights_that_change_between_searches(make_fused: MakeDecoder) -> None:
