@@ -72,7 +72,7 @@ TUNING = (
     {"num_networks": 7, "num_elites": 5, "num_layers": 4, "width": 800},
 )
 TUNING_SEED = 1000  # of weights; scored ensembles have seeds 0, 1, ...
-STEPS = 6000  # of the training of a model
+STEPS = 8000  # of the training of a model
 VARIANTS = {"observed": "", "masked": "_masked"}
 WINDOWS = {"tt": None, "markov": 2}  # transitions; None: as the flags say
 
@@ -287,7 +287,8 @@ def jobs(options: argparse.Namespace, places: Places, train_flags: Sequence[str]
             data = places.data(f"train{suffix}")
             settings: list[object] = ["--tokens.discretizer", "uniform", "--tokens.rewards", "false"]
             settings += ["--tokens.num_bins", NUM_BINS + (variant == "masked"), "--checkpoint_every", 5000]
-            settings += ["--train.steps", STEPS]
+            # For likelihoods all tokens count alike; the preset, made for planning, gives actions more weight.
+            settings += ["--train.steps", STEPS, "--train.action_weight", 1]
             for name, window in WINDOWS.items():
                 folder = places.run(name, variant, seed)
                 own = [*settings, "--seed", seed, *train_flags]

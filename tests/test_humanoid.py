@@ -40,6 +40,9 @@ def test_every_seed_has_all_predictors_on_both_kinds_of_data(tmp_path: Path) -> 
             windows = [words[place + 1] for place, word in enumerate(words) if word == "--model.window"]
             assert windows[-1] == ("2" if name.startswith("markov") else "6")
             assert words[words.index("--tokens.num_bins") + 1] == ("101" if masked else "100")
+            steps = [words[place + 1] for place, word in enumerate(words) if word == "--train.steps"]
+            assert steps == [str(HUMANOID["STEPS"]), "9"], "flags of the user come last"
+            assert words[words.index("--train.action_weight") + 1] == "1"
             assert Path(words[4]).stem == ("train_masked" if masked else "train")
         if job.kind == "play" and job.out.suffix == ".json":
             kinds = json.loads(words[words.index("--actions") + 1])
