@@ -167,7 +167,7 @@ def branching(script: Script, common: np.random.Generator, own: np.random.Genera
 def tune(options: argparse.Namespace, places: Places) -> None:
     """Fit one ensemble of the table and score it on starts in the held-out episodes."""
     began = time.perf_counter()
-    config = ensemble_config(options, options.row)
+    config = ensemble_config(options.row, options.tuning_epochs, options.pets_batch)
     train, held_out = load_npz(places.data("train")), load_npz(places.data("held_out"))
     folder = places.work / "tune" / f"run_{options.row}"
     device = str(options.device)
@@ -217,9 +217,9 @@ def one_step_errors(predict: Callable[..., FloatArray], train: Dataset, held_out
     return {f"one_step_mse{name}": float(((each - following) ** 2 / variance).mean()) for name, each in found.items()}
 
 
-def ensemble_config(options: argparse.Namespace, row: int) -> EnsembleConfig:
+def ensemble_config(row: int, epochs: int, batch_size: int) -> EnsembleConfig:
     """A row of the tuning table."""
-    return EnsembleConfig(**TUNING[row], epochs=options.pets_epochs, batch_size=options.pets_batch)  # type: ignore[arg-type]
+    return EnsembleConfig(**TUNING[row], epochs=epochs, batch_size=batch_size)  # type: ignore[arg-type]
 
 
 def tuning_table(places: Places, rows: Sequence[int]) -> list[dict[str, object]]:
@@ -235,7 +235,7 @@ def best_row(places: Places, rows: Sequence[int]) -> int:
 
 def fit_best(options: argparse.Namespace, places: Places) -> None:
     """Fit the tuned ensemble with one seed."""
-    config = ensemble_config(options, best_row(places, options.rows))
+    config = ensemble_config(best_row(places, options.rows), options.pets_epochs, options.pets_batch)
     masked = options.variant == "masked"
     words = [
         "pets",
@@ -385,7 +385,7 @@ def reached(curves: dict[str, Curve]) -> dict[str, float]:
 
 SHARED = (
     "scale", "workers", "held_out", "starts", "visits", "context", "horizon", "samples", "tuning_starts",
-    "pets_epochs", "pets_batch", "device",
+    "tuning_epochs", "pets_epochs", "pets_batch", "device",
 )  # fmt: skip
 PARTS = {
     "collect": collect_data,
@@ -420,6 +420,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     parser.add_argument("--seed", type=int, default=0, help="of the part fit")
     parser.add_argument("--variant", choices=tuple(VARIANTS), default="observed", help="of the part fit")
     parser.add_argument("--tuning_starts", type=int, default=16)
+    parser.add_argument("--tuning_epochs", type=int, default=16, help="passes over the data of a row of the table")
     parser.add_argument("--pets_epochs", type=int, default=40, help="passes over the data, at most")
     parser.add_argument("--pets_batch", type=int, default=1024)
     parser.add_argument("--trainings", type=int, default=2, help="at a time: one compiles while the other trains")
