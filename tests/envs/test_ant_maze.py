@@ -203,8 +203,29 @@ def test_the_walker_of_the_recipes_follows_the_shortest_path_to_the_goal(ant_pol
         visited += [cell] if cell != visited[-1] else []
         observation, _, terminated, truncated, _ = env.step(policy.act(observation, np.zeros(0), rng))
         over = terminated or truncated
-    assert terminated and env.steps < 400
+    assert terminated and env.steps < 600
     assert visited == [(1, 1), (1, 2), (1, 3), (2, 3), (3, 3), (3, 2), (3, 1)]
+
+
+def test_waypoints_lie_all_around_the_centres_of_cells_and_change_in_the_cell_of_the_goal(walker: Path) -> None:
+    env, rng = maze(), np.random.default_rng(0)
+    policy = Wanderer(env, AntWalker(walker), noise=0.0, wander=0.0)
+    policy._next = (2, 3)
+    offsets = np.array([policy._draw_waypoint(rng) for _ in range(500)]) - env.center((2, 3))
+    assert np.abs(offsets).max() <= 0.25 * env.cell_width and (np.abs(offsets.mean(axis=0)) < 0.15).all()
+    np.testing.assert_allclose(offsets.std(axis=0), 0.25 * env.cell_width / np.sqrt(3), rtol=0.1)
+    observation, _ = env.reset(seed=0)
+    assert isinstance(observation, np.ndarray)
+    policy.act(observation, np.zeros(0), rng)
+    env.steps = 5
+    seen = set()
+    for _ in range(20):  # as often as the ant reaches the waypoint in the cell of the goal
+        policy._next = env.goal_cell
+        observation[:2] = policy._waypoint = policy._draw_waypoint(rng)
+        policy.act(observation, np.zeros(0), rng)
+        assert policy._next == env.goal_cell
+        seen.add(policy._waypoint)
+    assert len(seen) == 20
 
 
 def test_wrong_turns_are_as_frequent_as_asked(walker: Path) -> None:

@@ -104,7 +104,7 @@ class AntMaze(gymnasium.Env[Any, NDArray[np.float32]]):
         self.free: list[Cell] = [
             (row, column) for row, line in enumerate(rows) for column, kind in enumerate(line) if kind != 1
         ]
-        self._scale = float(self._inner.maze.maze_size_scaling)
+        self.cell_width = float(self._inner.maze.maze_size_scaling)
         self._left, self._top = -float(self._inner.maze.x_map_center), float(self._inner.maze.y_map_center)
         self._distances: dict[Cell, dict[Cell, int]] = {}
         known_start, known_goal = TASKS.get(env_id, (None, None))
@@ -148,11 +148,11 @@ class AntMaze(gymnasium.Env[Any, NDArray[np.float32]]):
 
     def center(self, cell: Cell) -> tuple[float, float]:
         """Position x, y of a cell's centre."""
-        return self._left + (cell[1] + 0.5) * self._scale, self._top - (cell[0] + 0.5) * self._scale
+        return self._left + (cell[1] + 0.5) * self.cell_width, self._top - (cell[0] + 0.5) * self.cell_width
 
     def cell_at(self, x: float, y: float) -> Cell:
         """The cell of a position."""
-        return int((self._top - y) // self._scale), int((x - self._left) // self._scale)
+        return int((self._top - y) // self.cell_width), int((x - self._left) // self.cell_width)
 
     def neighbours(self, cell: Cell) -> list[Cell]:
         """Free cells that share an edge with a cell."""
@@ -182,7 +182,7 @@ class AntMaze(gymnasium.Env[Any, NDArray[np.float32]]):
         start = self.starts[int(self.np_random.integers(len(self.starts)))]
         ant = self._inner.ant_env
         positions = ant.init_qpos.copy()
-        noise = START_NOISE * self._scale * self.np_random.uniform(-1, 1, 2)
+        noise = START_NOISE * self.cell_width * self.np_random.uniform(-1, 1, 2)
         positions[:2] = np.array(self.center(start)) + noise
         mujoco.mj_resetData(self._model, self._data)
         ant.set_state(positions, ant.init_qvel)

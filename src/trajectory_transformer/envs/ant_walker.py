@@ -22,7 +22,8 @@ _KEEP_FRAME = math.radians(60)  # the point may lie this far from straight ahead
 _FAR = 5.0  # larger distances look alike to the network
 _CLIP = 10.0  # of normalised inputs
 _EPSILON = 1e-8  # added to the variance of inputs
-_REACHED = 1.0  # a waypoint is reached within this distance
+_REACHED = 0.7  # a waypoint is reached within this distance
+_SPREAD = 0.25  # a waypoint is drawn within this share of a cell's width around the centre, per axis
 # Joints and actions of the network are hip and ankle of each leg, with ankles that bend down as they increase.
 _SIGNS = np.array([[1, 1], [1, -1], [1, -1], [1, 1]], np.float64)
 _TURNED = (np.arange(4)[:, None] + np.arange(4)) % 4  # [frame, place] -> leg
@@ -108,7 +109,8 @@ class Wanderer:
     """Walks through a maze from one target cell to the next, cell by cell, and takes wrong turns.
 
     Targets are drawn from those of the environment. At every cell it turns to a random neighbour with probability
-    `wander`, else it continues on a shortest path.
+    `wander`, else it continues on a shortest path. Waypoints are random points around the centres of cells, also in the
+    cell of the goal, so that the data shows the goal from all sides and what happens to those that miss it.
     """
 
     def __init__(self, maze: AntMaze, walker: AntWalker, *, noise: float, wander: float) -> None:
@@ -117,6 +119,7 @@ class Wanderer:
         self._noise, self._wander = noise, wander
         self._target: Cell = maze.goal_cell
         self._next: Cell = maze.start_cell
+        self._waypoint = maze.center(self._next)
 
     def act(self, observation: FloatArray, goal: FloatArray, rng: np.random.Generator) -> NDArray[np.float32]:
         """Action [8] for an observation [29]."""
@@ -127,22 +130,28 @@ class Wanderer:
         if maze.steps == 0:
             self._walker.reset()
             self._target = self._draw_target(cell, rng)
-            self._next = cell
+            self._next, self._waypoint = cell, (x, y)
         # A shortest path is defined from free cells; an ant that leans over a wall keeps its waypoint.
         if cell in maze.distances_to(self._target):
             strayed = cell != self._next and cell not in maze.neighbours(self._next)
-            if strayed or math.dist((x, y), maze.center(self._next)) < _REACHED:
+            if strayed or math.dist((x, y), self._waypoint) < _REACHED:
                 if cell == self._target != maze.goal_cell:
                     self._target = self._draw_target(cell, rng)
                 self._next = self._turn(cell, rng)
-        return self._walker.act(observation, maze.center(self._next), self._noise, rng)
+                self._waypoint = self._draw_waypoint(rng)
+        return self._walker.act(observation, self._waypoint, self._noise, rng)
+
+    def _draw_waypoint(self, rng: np.random.Generator) -> tuple[float, float]:
+        x, y = self._maze.center(self._next)
+        dx, dy = (_SPREAD * self._maze.cell_width * rng.uniform(-1, 1, 2)).tolist()
+        return x + dx, y + dy
 
     def _draw_target(self, cell: Cell, rng: np.random.Generator) -> Cell:
         others = [each for each in self._maze.targets if each != cell] or self._maze.targets
         return others[int(rng.integers(len(others)))]
 
     def _turn(self, cell: Cell, rng: np.random.Generator) -> Cell:
-        """The next cell to walk to; the goal's own cell is walked to its centre, where the episode ends."""
+        """The next cell to walk to: in the goal's own cell that cell, until the goal is reached."""
         if cell == self._target:
             return cell
         around = self._maze.neighbours(cell)
