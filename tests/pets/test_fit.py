@@ -77,6 +77,22 @@ def test_only_the_same_fit_is_resumed(few: Dataset, system: LinearSystem, tmp_pa
     assert (tmp_path / "pets" / RESUME).is_file()
 
 
+@pytest.mark.parametrize(("tf32", "expected"), [(True, "high"), (False, "highest")])
+def test_steps_run_in_the_precision_of_the_settings_and_leave_that_of_the_caller(
+    few: Dataset, monkeypatch: pytest.MonkeyPatch, tf32: bool, expected: str
+) -> None:
+    take_step, seen = _Training._take_step, set()
+
+    def noted(training: _Training) -> None:
+        seen.add(torch.get_float32_matmul_precision())
+        take_step(training)
+
+    monkeypatch.setattr(_Training, "_take_step", noted)
+    before = torch.get_float32_matmul_precision()
+    fit(few, replace(SMALL, tf32=tf32), device="cpu")
+    assert seen == {expected} and torch.get_float32_matmul_precision() == before
+
+
 def test_networks_train_on_different_samples(few: Dataset) -> None:
     ensemble = fit(few, replace(SMALL, num_elites=3), device="cpu")
     means = ensemble.gaussians(torch.zeros(2), torch.zeros(1))[0]

@@ -112,7 +112,7 @@ def fit_networks(
     state = {"config": json.dumps(asdict(config)), "seed": str(seed)}
     if folder is not None and (folder / RESUME).is_file():
         training.load(folder / RESUME, scales, state)
-    saved = 0.0
+    saved = float("-inf")
     while not training.finished:
         metrics = training.run_epoch()
         if folder is not None and (training.finished or time.monotonic() - saved >= SAVE_SECONDS):
