@@ -319,17 +319,20 @@ def study_job(options: argparse.Namespace, places: Places, variant: str, seed: i
     out = places.study(variant, seed)
     actions = ["policy", "recorded"] if seed < options.recorded_seeds else ["policy"]
     words = ["--predictors", json.dumps({name: str(folder) for name, folder in folders.items()}), "--out", out]
-    words += ["--horizon", options.horizon, "--samples", options.samples, "--starts", options.starts]
+    # Futures of masked models hide entries too: with more of them, as many values make each histogram.
+    hidden = HIDDEN if variant == "masked" else 0.0
+    samples = round(options.samples / (1.0 - hidden))
+    words += ["--horizon", options.horizon, "--samples", samples, "--starts", options.starts]
     words += ["--context", options.context, "--actions", json.dumps(actions), "--device", options.device]
     words += ["--backend", options.backend, "--max_rows", options.max_rows]
-    words += ["--hidden", HIDDEN if variant == "masked" else 0.0]
+    words += ["--hidden", hidden]
     needs = (places.data("references"), *(folder / "training.json" for folder in folders.values()))
     return Job("play", out, command(*TT, "study", places.data("references"), *words), needs)
 
 
 def write_summary(options: argparse.Namespace, places: Places, seconds: float) -> None:
-    """Write the result file and the figure from all studies that are complete."""
-    metrics: dict[str, float] = {}
+    """Write the result file and the figure from all studies that are complete; `seconds` of all commands together."""
+    metrics: dict[str, float] = {"seconds_total": seconds}
     details: dict[str, object] = {"tuning": tuning_table(places, options.rows)}
     panels = []
     for variant, suffix in VARIANTS.items():
@@ -369,6 +372,14 @@ def write_summary(options: argparse.Namespace, places: Places, seconds: float) -
     )
     likelihood_figure(*panels).savefig(path.with_suffix(".png"), dpi=150)
     print(f"wrote {path}", flush=True)
+
+
+def spent(places: Places, seconds: float) -> float:
+    """Seconds of all commands so far, with those of this one."""
+    path = places.work / "seconds.json"
+    total = seconds + (json.loads(path.read_text()) if path.exists() else 0.0)
+    write_atomically(path, json.dumps(total).encode())
+    return float(total)
 
 
 def reached(curves: dict[str, Curve]) -> dict[str, float]:
@@ -452,7 +463,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     slots = {"collect": 1, "train": options.trainings, "fit": options.fits, "play": options.plays}
     deadline = began + (options.time_limit or float("inf"))
     complete = Queue(slots, options.work / "logs", deadline).run(jobs(options, places, train_flags))
-    write_summary(options, places, time.monotonic() - began)
+    write_summary(options, places, spent(places, time.monotonic() - began))
     if not complete:
         print("out of time; run the same command to continue", flush=True)
     return 0 if complete else MORE_TO_DO

@@ -48,6 +48,7 @@ def test_every_seed_has_all_predictors_on_both_kinds_of_data(tmp_path: Path) -> 
             kinds = json.loads(words[words.index("--actions") + 1])
             assert kinds == (["policy", "recorded"] if job.out.stem.endswith("_0") else ["policy"])
             assert words[words.index("--hidden") + 1] == ("0.5" if "masked" in job.out.stem else "0.0")
+            assert words[words.index("--samples") + 1] == ("2000" if "masked" in job.out.stem else "1000")
 
 
 def test_the_ensemble_with_the_best_likelihood_is_chosen(tmp_path: Path) -> None:
@@ -95,6 +96,7 @@ def test_the_summary_is_the_mean_over_seeds(tmp_path: Path) -> None:
     HUMANOID["write_summary"](options, places, 1.0)
     result = json.loads((tmp_path / "out" / "humanoid.json").read_text())
     metrics = result["metrics"]
+    assert metrics["seconds_total"] == 1.0
     assert metrics["tt_logp_12"] == 5.0 and metrics["tt_logp_12_stderr"] == pytest.approx(1.0)
     assert metrics["oracle_logp"] == 9.0 and metrics["tt_below_oracle_12"] == 4.0
     assert metrics["steps_tt_above_pets"] == 1.0
@@ -102,6 +104,12 @@ def test_the_summary_is_the_mean_over_seeds(tmp_path: Path) -> None:
     assert result["observed"]["curves"]["recorded"]["tt"]["log_prob"][-1] == 4.0
     assert "masked" not in result, "its studies are missing"
     assert (tmp_path / "out" / "humanoid.png").is_file()
+
+
+def test_the_time_of_interrupted_commands_adds_up(tmp_path: Path) -> None:
+    _, places, _ = parsed(tmp_path)
+    assert HUMANOID["spent"](places, 10.0) == 10.0
+    assert HUMANOID["spent"](places, 5.5) == 15.5
 
 
 def test_references_of_a_start_are_equal_up_to_a_step_and_differ_after_it(tmp_path: Path, policies: Path) -> None:

@@ -48,12 +48,24 @@ def test_empty_bins_are_floored_and_densities_use_the_width_of_the_bin() -> None
         histogram_likelihood(samples, alive, one_step([[2.0, 0.5]]), EDGES, floor=0.0)
 
 
-def test_ended_and_stray_samples_keep_their_mass_and_hidden_entries_do_not() -> None:
-    samples = one_step([[0.5, np.nan], [0.5, 0.5], [9.0, np.nan], [0.5, 0.5]])
-    ended = np.array([[False], [False], [False], [True]])
+def test_stray_samples_keep_their_mass_and_hidden_entries_do_not() -> None:
+    samples = one_step([[0.5, np.nan], [0.5, 0.5], [9.0, np.nan], [0.5, 2.5]])
+    alive = np.zeros((4, 1), dtype=bool)
+    found = histogram_likelihood(samples, alive, one_step([[0.5, 0.5]]), EDGES, floor=FLOOR)
+    # Dimension 0: three of four samples. Dimension 1: one of the two observed ones.
+    assert found.log_prob.item() == pytest.approx(math.log(3 / 4) + math.log(1 / 2))
+
+
+def test_the_end_of_samples_counts_once_whatever_the_number_of_dimensions() -> None:
+    samples = one_step([[0.5, 0.5], [0.5, 1.5], [2.0, 0.5], [0.5, 0.5], [2.0, 1.5]])
+    ended = np.array([[False], [False], [False], [True], [True]])
     found = histogram_likelihood(samples, ended, one_step([[0.5, 0.5]]), EDGES, floor=FLOOR)
-    # Dimension 0: two of four samples. Dimension 1: three quarters go on, and all observed ones hit the bin.
-    assert found.log_prob.item() == pytest.approx(math.log(2 / 4) + math.log(3 / 4))
+    # Three of five samples go on. Of these, two are in the bin of each dimension.
+    assert found.log_prob.item() == pytest.approx(math.log(3 / 5) + 2 * math.log(2 / 3))
+    assert found.zeros.item() == 0
+    found = histogram_likelihood(samples, np.ones((5, 1), dtype=bool), one_step([[0.5, 0.5]]), EDGES, floor=FLOOR)
+    assert found.log_prob.item() == pytest.approx(3 * math.log(FLOOR))
+    assert found.zeros.item() == 3
 
 
 def test_constant_dimensions_are_left_out_and_unvisited_steps_are_nan() -> None:

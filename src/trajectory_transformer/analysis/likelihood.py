@@ -33,7 +33,7 @@ class Likelihood:
     """Of R visited trajectories: log-likelihood of each state, and how many of its entries had no mass."""
 
     log_prob: DoubleArray  # [R, H]; NaN where nothing was visited
-    zeros: DoubleArray  # [R, H], entries whose bin no sample hit, or outside of all bins
+    zeros: DoubleArray  # [R, H], entries whose bin no sample hit, or outside of all bins; one more if all samples ended
 
 
 def histogram_likelihood(
@@ -41,17 +41,19 @@ def histogram_likelihood(
 ) -> Likelihood:
     """Likelihood of visited states [R, H, O] under the marginals of samples [N, H, O] that ended [N, H] or not.
 
-    The marginal of a dimension at a step is a histogram: each bin is a uniform density over its range. Samples that
-    ended and samples outside of all bins are part of the mass but in no bin. Unobserved entries (NaN) are independent
-    of what they hide, so the observed samples stand for all. A bin with less mass than `floor` gets `floor`; a visited
-    value outside of all bins gets `floor` over the width of the nearest bin.
+    A visited state has not ended: its likelihood is the share of the samples that go on, which counts once, times the
+    density of its entries under the samples that go on. The marginal of a dimension at a step is a histogram: each bin
+    is a uniform density over its range. Samples outside of all bins are part of the mass but in no bin. Unobserved
+    entries (NaN) are independent of what they hide, so the observed samples stand for all. A bin with less mass than
+    `floor` gets `floor`, and so does the share that goes on; a visited value outside of all bins gets `floor` over the
+    width of the nearest bin.
     """
     require(0.0 < floor < 1.0, "the floor of the probability of a bin must lie in (0, 1)", floor)
     horizon = states.shape[1]
     alive = np.where(ended[..., None], np.nan, states)
     going_on = 1.0 - ended.mean(axis=0)  # [H]
-    total = np.zeros(visited.shape[:2])
-    zeros = np.zeros(visited.shape[:2])
+    total = np.broadcast_to(np.log(np.maximum(going_on, floor)), visited.shape[:2]).copy()
+    zeros = np.broadcast_to(going_on == 0.0, visited.shape[:2]).astype(np.float64)
     for dim, bounds in enumerate(edges):
         if len(bounds) < 2:
             continue
@@ -60,7 +62,7 @@ def histogram_likelihood(
         inside = observed & (values >= bounds[0]) & (values <= bounds[-1])
         places = bins_of(values, bounds) + len(widths) * np.arange(horizon)  # [N, H]
         counts = np.bincount(places[inside], minlength=horizon * len(widths)).reshape(horizon, -1)
-        mass = going_on[:, None] * counts / np.maximum(observed.sum(axis=0), 1)[:, None]  # [H, V]
+        mass = counts / np.maximum(observed.sum(axis=0), 1)[:, None]  # [H, V]
         found = visited[..., dim]  # [R, H]
         bins = bins_of(found, bounds)
         outside = (found < bounds[0]) | (found > bounds[-1])
