@@ -10,141 +10,46 @@ and temperature of mbop), they are chosen here for every training seed, on tunin
 
 A cell is one algorithm on one dataset: results/baselines/<task>_<algorithm>.json. Cells that exist are skipped. The
 same command continues what was interrupted, from the last checkpoint in --work. `--time_limit` stops before a limit;
-exit code 75 then means that there is more to do. The last step writes results/baselines/table.json from all cells that
-exist: `<task>_<algorithm>` is the mean score over training seeds, `_stderr` its standard error over training seeds, and
-`<algorithm>_average` the mean over tasks.
+exit code 75 then means that there is more to do. With `--trainings 3`, three algorithms train at a time in processes of
+their own: one compiles while others train, and data is collected beside them.
+
+The last step writes results/baselines/table.json from all cells that exist: `<task>_<algorithm>` is the mean score over
+training seeds, `_stderr` its standard error over training seeds, and `<algorithm>_average` the mean over tasks.
 """
 
 import argparse
-import itertools
 import json
+import os
 import shlex
+import signal
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.baselines_players import SCORE_SEED, OutOfTimeError, Players
 from benchmarks.paper.locomotion_data import TASKS, make_dataset
-from benchmarks.paper.table import summary
+from benchmarks.paper.table import MORE_TO_DO, Job, Queue, command, summary
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineTrainer
 from trajectory_transformer.baselines.data import Learner
-from trajectory_transformer.baselines.dt import TARGETS
-from trajectory_transformer.baselines.mbop import GRID
 from trajectory_transformer.baselines.presets import changed, settings_dict
 from trajectory_transformer.baselines.runs import make_trainer
 from trajectory_transformer.data.episode import Dataset, load_npz
 from trajectory_transformer.data.scores import normalized_score, references_of
-from trajectory_transformer.evaluate import evaluate
 from trajectory_transformer.files import write_atomically
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.results import summarize, write_result
 
-MORE_TO_DO = 75  # the exit code of programs that ask to be started again
-SCORE_SEED, CURVE_SEED, TUNING_SEED = 7_000_000, 6_000_000, 5_000_000  # of the episodes
 ALGORITHMS = ("bc", "td3bc", "iql", "cql", "brac", "dt", "mbop")
-PLANNERS = ("dt", "mbop")  # need a GPU to act fast
-
-
-class OutOfTimeError(Exception):
-    """The time limit is reached; finished work is kept."""
-
-
-def acting_settings(name: str, task: str) -> list[dict[str, object]]:
-    """Settings for acting to choose from on tuning seeds: those that the papers choose for every task."""
-    if name == "dt":
-        return [{"target_return": target} for target in TARGETS[task.partition("-")[0]]]
-    if name == "mbop":
-        pairs = itertools.product(GRID["noise_std"], GRID["temperature"])
-        return [{"noise_std": noise, "temperature": temperature} for noise, temperature in pairs]
-    return [{}]
-
-
-class Game(NamedTuple):
-    """What is played with a checkpoint."""
-
-    episodes: int
-    first: int  # seed of the first episode
-    tuning: int  # episodes to tune with
-    acting: list[dict[str, object]]  # settings to choose from; without tuning the first one
-    device: str
-
-
-def play(folder: str, seed: int, game: Game) -> list[float]:
-    """Returns of the episodes of one training seed; what was chosen on tuning seeds is kept next to the checkpoint."""
-    baseline = Baseline.load(folder, game.device)
-
-    def returns(acting: dict[str, object], episodes: int, first: int) -> list[float]:
-        policy = baseline.with_settings(acting).policy(seed)
-        found = evaluate(policy, episodes=episodes, num_envs=episodes, seed=first)
-        return [episode.total_reward for episode in found.episodes]
-
-    chosen = game.acting[0]
-    if game.tuning and len(game.acting) > 1:
-        tried = [float(np.mean(returns(acting, game.tuning, TUNING_SEED))) for acting in game.acting]
-        chosen = game.acting[int(np.argmax(tried))]
-        record = {
-            "chosen": chosen,
-            "tried": [[acting, value] for acting, value in zip(game.acting, tried, strict=True)],
-        }
-        write_atomically(Path(folder) / f"acting_{seed}.json", json.dumps(record).encode())
-    return returns(chosen, game.episodes, game.first)
-
-
-class Players:
-    """Plays checkpoints in other processes and stores what comes back next to them."""
-
-    def __init__(self, workers: int, options: argparse.Namespace) -> None:
-        """Start when the first checkpoint comes."""
-        self._pool = (
-            ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) if workers else None
-        )
-        self._options = options
-        self._waiting: list[tuple[Path, dict[int, Future[list[float]]]]] = []
-
-    def submit(self, name: str, checkpoint: Path, kind: str, seeds: Sequence[int]) -> None:
-        """Play a checkpoint of an algorithm, unless that was done before."""
-        out = checkpoint / f"{kind}.json"
-        if out.exists() or any(path == out for path, _ in self._waiting):
-            return
-        options, device = self._options, "cpu"
-        if name in PLANNERS:
-            device = str(find_device(options.device))
-        acting = acting_settings(name, checkpoint.name)
-        game = Game(options.curve_episodes, CURVE_SEED, 0, acting, device)
-        if kind == "score":
-            game = Game(options.episodes, SCORE_SEED, options.tuning_episodes, acting, device)
-        jobs = {seed: self._submit(str(checkpoint), seed, game) for seed in seeds}
-        self._waiting.append((out, jobs))
-
-    def _submit(self, folder: str, seed: int, game: Game) -> Future[list[float]]:
-        if self._pool is not None:
-            return self._pool.submit(play, folder, seed, game)
-        done: Future[list[float]] = Future()
-        done.set_result(play(folder, seed, game))
-        return done
-
-    def collect(self, *, wait: bool = False) -> None:
-        """Store what has been played; with `wait`, all of it."""
-        left = []
-        for out, jobs in self._waiting:
-            if wait or all(job.done() for job in jobs.values()):
-                write_atomically(out, json.dumps({str(seed): job.result() for seed, job in jobs.items()}).encode())
-            else:
-                left.append((out, jobs))
-        self._waiting = left
-
-    def close(self) -> None:
-        """Drop what has not begun."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+SHARED = (
+    "datasets", "policies", "steps", "seeds", "episodes", "curve", "curve_episodes", "tuning_episodes", "workers",
+    "work", "out", "backend", "device",
+)  # fmt: skip
 
 
 class Cell:
@@ -161,10 +66,10 @@ class Cell:
         values = {"steps": options.steps} if options.steps else {}
         self.settings = changed(PRESETS[name].settings, {**options.settings.get(name, {}), **values})
 
-    def train(self, deadline: float) -> None:
+    def train(self, late: Callable[[], bool]) -> None:
         """Train to the end, and have all checkpoints played."""
         if not (self.folder / "trained.json").exists():
-            self._train(deadline)
+            self._train(late)
         for task in self.tasks:
             for step in self._steps():
                 self.players.submit(self.name, self._checkpoint(step, task), "curve", self.seeds)
@@ -187,7 +92,7 @@ class Cell:
     def _checkpoint(self, step: int, task: str) -> Path:
         return Path(self.folder / "checkpoints" / f"{step}" / task)
 
-    def _train(self, deadline: float) -> None:
+    def _train(self, late: Callable[[], bool]) -> None:
         datasets = [load_npz(make_dataset(task, self.options.datasets, self.options.policies)) for task in self.tasks]
         learners = [Learner(seed, index) for index in range(len(self.tasks)) for seed in self.seeds]
         device = find_device(self.options.device)
@@ -211,8 +116,7 @@ class Cell:
                     f"{metrics.seconds_left:.0f} s left",
                     flush=True,
                 )
-            if time.monotonic() > deadline:
-                stopping = True
+            stopping = stopping or late()
             if trainer.step in points or stopping:
                 if trainer.step in points:
                     self._keep(trainer, baseline, datasets)
@@ -319,8 +223,8 @@ def write_table(options: argparse.Namespace) -> None:
         print(f"{name}: average {metrics[f'{name}_average']:.1f} over {len(row)} tasks ({shown})")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do the remaining work; returns 0 when the table is written."""
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Options of the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", type=Path, required=True, help="folder of <task>.npz")
     parser.add_argument("--policies", type=Path, default=None, help="folder of the actor files to collect with")
@@ -333,34 +237,100 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--curve_episodes", type=int, default=5, help="episodes per training seed for a point")
     parser.add_argument("--tuning_episodes", type=int, default=5, help="episodes that choose settings for acting")
     parser.add_argument("--settings", type=json.loads, default={}, help='to change, as {"brac": {"penalty": 1.0}}')
+    parser.add_argument(
+        "--trainings", type=int, default=0, help="algorithms at a time, as processes; 0: one by one in this process"
+    )
     parser.add_argument("--workers", type=int, default=3, help="processes that play episodes; 0: this one")
     parser.add_argument("--work", type=Path, default=Path("runs/baselines"), help="folder for checkpoints")
     parser.add_argument("--out", type=Path, default=Path("results/baselines"))
     parser.add_argument("--backend", choices=("auto", "eager", "captured", "compiled"), default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--time_limit", type=float, default=None, help="seconds after which this job ends")
-    options = parser.parse_args(arguments)
-    deadline = time.monotonic() + options.time_limit if options.time_limit else float("inf")
+    return parser.parse_args(arguments)
+
+
+def missing_cells(options: argparse.Namespace, algorithms: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Algorithms and those tasks of one environment that they have no result of."""
+    found = []
+    for env in dict.fromkeys(task.partition("-")[0] for task in options.tasks):
+        own = [task for task in options.tasks if task.partition("-")[0] == env]
+        for name in algorithms:
+            missing = [task for task in own if not (options.out / f"{task}_{name}.json").exists()]
+            if missing:
+                found.append((name, missing))
+    return found
+
+
+def jobs(options: argparse.Namespace) -> list[Job]:
+    """One job for every dataset that is missing, and one for every algorithm on an environment."""
+    cells = missing_cells(options, sorted(options.algorithms, key=longest_first))
+    script = Path(__file__)
+    found = []
+    for task in dict.fromkeys(task for _, tasks in cells for task in tasks):
+        out = options.datasets / f"{task}.npz"
+        if not out.exists() and options.policies is None:
+            raise SystemExit(f"{out} does not exist; give --policies to collect it")
+        data = (script.parent / "paper" / "locomotion_data.py", task, "--policies", options.policies)
+        words = (*data, "--out", options.datasets, "--workers", os.cpu_count() or 1)
+        found.append(Job("collect", out, command(sys.executable, *words)))
+    given = [(f"--{name}", getattr(options, name)) for name in SHARED if getattr(options, name) is not None]
+    shared = [word for pair in given for word in pair] + ["--settings", json.dumps(options.settings)]
+    for name, tasks in cells:
+        own = command(sys.executable, script, *shared, "--algorithms", name, "--tasks", *tasks)
+        needs = tuple(options.datasets / f"{task}.npz" for task in tasks)
+        found.append(Job("train", options.out / f"{tasks[-1]}_{name}.json", own, needs))  # the last one it writes
+    return found
+
+
+def longest_first(name: str) -> int:
+    """Sorts algorithms by the time that they take."""
+    order = ("cql", "iql", "dt", "td3bc", "mbop", "brac", "bc")
+    return order.index(name) if name in order else -1
+
+
+def train_here(options: argparse.Namespace, deadline: float) -> bool:
+    """Train and play one algorithm after the other; False if the time limit or Ctrl-C came first."""
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+
+    def late() -> bool:
+        return interrupted or time.monotonic() > deadline
+
     players = Players(options.workers, options)
     trained: list[Cell] = []  # and not yet played
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
-        for env in dict.fromkeys(task.partition("-")[0] for task in options.tasks):
-            for name in options.algorithms:
-                own = [task for task in options.tasks if task.partition("-")[0] == env]
-                missing = [task for task in own if not (options.out / f"{task}_{name}.json").exists()]
-                if missing:
-                    trained.append(Cell(name, missing, options, players))
-                    trained[-1].train(deadline)
-                players.collect()
-                trained = [cell for cell in trained if not cell.write()]
-        players.collect(wait=True)
+        for name, tasks in missing_cells(options, options.algorithms):
+            trained.append(Cell(name, tasks, options, players))
+            trained[-1].train(late)
+            players.collect()
+            trained = [cell for cell in trained if not cell.write()]
+        players.finish(late)
         assert all([cell.write() for cell in trained]), "everything has been played"
     except OutOfTimeError:
-        players.collect(wait=True)
-        print("out of time; run the same command to continue", flush=True)
-        return MORE_TO_DO
+        players.stop()
+        return False
     finally:
         players.close()
+        signal.signal(signal.SIGINT, before)
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do the remaining work; returns 0 when the table is written."""
+    options = parse(arguments)
+    deadline = time.monotonic() + options.time_limit if options.time_limit else float("inf")
+    if options.trainings:
+        slots = {"collect": 1, "train": options.trainings}
+        complete = Queue(slots, options.work / "logs", deadline).run(jobs(options))
+    else:
+        complete = train_here(options, deadline)
+    if not complete:
+        print("out of time; run the same command to continue", flush=True)
+        return MORE_TO_DO
     write_table(options)
     return 0
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import runpy
+import signal
 import subprocess
 import sys
 import time
@@ -173,6 +174,51 @@ def test_the_table_of_baselines_continues_and_joins_its_cells(tmp_path: Path) ->
     before = (tmp_path / "out" / "hopper-medium_bc.json").stat().st_mtime_ns
     assert table(words) == 0
     assert (tmp_path / "out" / "hopper-medium_bc.json").stat().st_mtime_ns == before
+
+
+def test_the_table_of_baselines_trains_several_algorithms_at_a_time(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    script = runpy.run_path(str(BENCHMARKS / "baselines_table.py"))
+    words = ["--datasets", str(tmp_path), "--device", "cpu", "--tasks", "hopper-medium", "--algorithms", "bc", "dt"]
+    words += ["--seeds", "1", "--episodes", "1", "--curve", "2", "--curve_episodes", "1", "--tuning_episodes", "1"]
+    words += ["--settings", '{"bc": {"steps": 8}, "dt": {"hidden": [8], "context": 2, "steps": 4}}']
+    words += ["--workers", "0", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), "--trainings", "2"]
+    with pytest.raises(SystemExit, match=r"hopper-medium\.npz does not exist; give --policies"):
+        script["main"](words)
+    save_npz(collect("Hopper-v5", "random", episodes=3, seed=0), tmp_path / "hopper-medium.npz")
+    found = script["jobs"](script["parse"](words))
+    assert [(job.kind, job.out.stem) for job in found] == [
+        ("collect", "hopper-medium"),
+        ("train", "hopper-medium_dt"),
+        ("train", "hopper-medium_bc"),
+    ]
+    assert script["main"](words) == 0
+    metrics = json.loads((tmp_path / "out" / "table.json").read_text())["metrics"]
+    assert metrics["bc_average_n"] == metrics["dt_average_n"] == 1
+    for name, steps in (("bc", 8), ("dt", 4)):
+        cell = json.loads((tmp_path / "out" / f"hopper-medium_{name}.json").read_text())
+        assert cell["metrics"]["train_steps"] == steps
+    assert script["jobs"](script["parse"](words)) == []
+
+
+def test_an_interrupted_table_of_baselines_continues_at_its_step(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    save_npz(collect("Hopper-v5", "random", episodes=3, seed=0), tmp_path / "hopper-medium.npz")
+    words = [sys.executable, "-u", BENCHMARKS / "baselines_table.py", "--datasets", tmp_path, "--device", "cpu"]
+    words += ["--tasks", "hopper-medium", "--algorithms", "bc", "--steps", "50000", "--seeds", "1"]
+    words += ["--settings", '{"bc": {"hidden": [8], "batch_size": 8}}']
+    words += ["--workers", "0", "--work", tmp_path / "work", "--out", tmp_path / "out"]
+    reached = []
+    for _ in range(2):
+        with subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            first = process.stdout.readline()  # bc on hopper-medium: step 0 of 50000
+            reached.append(int(first.split("step ")[1].split()[0]))
+            assert process.stdout.readline().startswith("bc step")
+            process.send_signal(signal.SIGINT)
+            assert "out of time; run the same command to continue" in process.stdout.read()
+        assert process.returncode == 75
+    assert reached[0] == 0 and reached[1] >= 100
 
 
 def test_the_throughput_of_baselines_is_measured_for_each_number_of_seeds(tmp_path: Path) -> None:
