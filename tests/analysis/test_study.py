@@ -71,7 +71,7 @@ def test_episodes_with_a_common_beginning_share_a_start(rng: np.random.Generator
     np.testing.assert_array_equal(first.past_states, episodes[0].observations[1:4])
     assert first.past_actions.shape == (3, 1) and first.actions.shape == (HORIZON, 1)
     np.testing.assert_array_equal(first.visited[1], episodes[1].observations[5 : 5 + HORIZON])
-    assert np.isnan(first.visited[2, 4:]).all() and not np.isnan(first.visited[2, :4]).any()
+    assert np.isnan(first.visited[4, 4:]).all() and not np.isnan(first.visited[4, :4]).any()
 
 
 def test_single_episodes_start_at_seeded_steps_with_past_and_future(rng: np.random.Generator) -> None:
@@ -90,6 +90,19 @@ def test_single_episodes_start_at_seeded_steps_with_past_and_future(rng: np.rand
     assert np.isnan(shown).any() and not np.isnan(np.concatenate([start.visited for start in hidden])).any()
     with pytest.raises(ValueError, match="no held-out episode has 100 steps after a start, the longest has 40"):
         find_starts(episodes, count=1, horizon=100, context=0, seed=0)
+
+
+def test_a_start_needs_one_long_visit_and_one_without_is_reported(
+    rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    starts = rng.normal(size=(2, 3, 1)).astype(np.float32)
+    fallen = [walk(rng, starts[0], steps, terminated=True) for steps in (HORIZON - 1, 2, 3)]
+    mixed = [walk(rng, starts[1], steps, terminated=True) for steps in (3, HORIZON, 2)]
+    found = find_starts([*fallen, *mixed], count=9, horizon=HORIZON, context=2, seed=0)
+    assert [start.episode for start in found] == [4], "its longest visit is the first"
+    assert np.isnan(found[0].visited).any(axis=2).sum(axis=1).tolist() == [0, HORIZON - 3, HORIZON - 2]
+    np.testing.assert_array_equal(found[0].actions, mixed[1].actions[2:])
+    assert f"none of their visits has {HORIZON} steps: 1" in caplog.text
 
 
 def test_the_likelihood_of_a_random_walk_is_the_known_one(rng: np.random.Generator) -> None:

@@ -4,6 +4,7 @@ From fixed starts, each predictor samples futures; their marginals at every step
 recorded policy visited from the same start in held-out episodes (`likelihood`).
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from trajectory_transformer.analysis.predictors import EnsemblePredictor, Past, 
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import DoubleArray, Episode, FloatArray
 from trajectory_transformer.randomness import stream_seed
+
+log = logging.getLogger(__name__)
 
 Actions = Literal["policy", "recorded"]
 """Whether predictors also predict the actions, or take the recorded ones."""
@@ -59,8 +62,8 @@ def find_starts(
     """Starts in held-out episodes, at most `count`, each in another group of episodes.
 
     Episodes with the same first state form a group, and start at the last state that all of them have in common:
-    what follows are several visits from one start. A single episode starts at a random step that at least `context`
-    transitions precede, if it is long enough, and `horizon` follow.
+    what follows are several visits from one start, the longest one first. A single episode starts at a random step that
+    at least `context` transitions precede, if it is long enough, and `horizon` follow.
     """
     require(count >= 1 and horizon >= 1, "a study needs at least 1 start and 1 step", (count, horizon))
     require(context >= 0, "the context must not be negative", context)
@@ -69,24 +72,27 @@ def find_starts(
         groups.setdefault(episode.observations[0].tobytes(), []).append(index)
     rng = np.random.default_rng(stream_seed(seed))
     found: list[Start] = []
+    left_out = 0
     for key in rng.permutation(len(groups)).tolist():
-        members = list(groups.values())[key]
-        first = episodes[members[0]]
-        latest = len(first) - horizon
-        if latest < 0:
-            continue
-        if len(members) == 1:
-            step = int(rng.integers(min(context, latest), latest + 1))
-        else:
+        members = sorted(list(groups.values())[key], key=lambda index: -len(episodes[index]))
+        latest = len(episodes[members[0]]) - horizon
+        if len(members) > 1:
             step = _last_common([episodes[index].observations for index in members])
             if step > latest:
+                left_out += 1
                 continue
+        elif latest >= 0:
+            step = int(rng.integers(min(context, latest), latest + 1))
+        else:
+            continue
         found.append(_start(episodes, members, step, horizon=horizon, context=context, masks=masks))
         if len(found) == count:
             break
     if not found:
         longest = max(map(len, episodes))
         raise ValueError(f"no held-out episode has {horizon} steps after a start, the longest has {longest}")
+    if left_out:
+        log.warning("starts left out, because none of their visits has %d steps: %d", horizon, left_out)
     return found
 
 
