@@ -26,42 +26,35 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.humanoid_data import (
+    HIDDEN,
+    NUM_BINS,
+    SPLIT_SEED,
+    VARIANTS,
+    Places,
+    collect_data,
+    collect_references,
+)
 from benchmarks.paper.table import MORE_TO_DO, TT, Job, Queue, command
-from trajectory_transformer.actors import Script, ScriptedPolicy, make_script
-from trajectory_transformer.analysis.masking import masked_dataset
 from trajectory_transformer.analysis.predictors import BEHAVIOUR, EnsemblePredictor, Past, load_predictor
 from trajectory_transformer.analysis.protocol import study_dataset
 from trajectory_transformer.analysis.study import StudyConfig, find_starts
 from trajectory_transformer.analysis.summary import Curve, joined_curves
 from trajectory_transformer.cli import main as tt
-from trajectory_transformer.collect import CollectedEpisode, WorkerPool, collected_dataset, play_parts
-from trajectory_transformer.data.episode import Dataset, DoubleArray, Episode, FloatArray, load_npz, save_npz
-from trajectory_transformer.data.spaces import action_leaf
-from trajectory_transformer.data.split import split_episodes
+from trajectory_transformer.data.episode import Dataset, DoubleArray, FloatArray, load_npz
 from trajectory_transformer.files import write_atomically
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.pets import EnsembleConfig, fit, fit_behaviour
-from trajectory_transformer.randomness import stream_seed
-from trajectory_transformer.recipes import read_recipe
 from trajectory_transformer.report.prediction import Panel, likelihood_figure
 from trajectory_transformer.results import summarize, write_result
-from trajectory_transformer.rollout import make_envs, rollout, space_dims
 from trajectory_transformer.tokens.discretizer import uniform_edges
 
-RECIPE = "humanoid-expert"
-OBSERVATION_DIM = 45
-ENV_OPTIONS = {f"include_{name}_in_observation": False for name in ("cinert", "cvel", "qfrc_actuator", "cfrc_ext")}
-NUM_BINS = 100
-HIDDEN = 0.5
-SPLIT_SEED = 0
-REFERENCE_SEED = 8_000_000  # of environments; the data is played with seeds from 2^31 on
-LATEST_BRANCH = 200  # references part from each other at a step up to this one
 # Networks, elites, hidden layers and width of the ensembles that are tried. The first sizes are those of Chua et al.
 TUNING = (
     {"num_networks": 7, "num_elites": 5, "num_layers": 4, "width": 200},
@@ -73,95 +66,7 @@ TUNING = (
 )
 TUNING_SEED = 1000  # of weights; scored ensembles have seeds 0, 1, ...
 STEPS = 8000  # of the training of a model
-VARIANTS = {"observed": "", "masked": "_masked"}
 WINDOWS = {"tt": None, "markov": 2}  # transitions; None: as the flags say
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where the files lie."""
-
-    work: Path
-
-    def data(self, name: str) -> Path:
-        """A dataset: train, train_masked, held_out or references."""
-        return self.work / "data" / f"{name}.npz"
-
-    def tuned(self, row: int) -> Path:
-        """The score of a row of the tuning table."""
-        return self.work / "tune" / f"{row}.json"
-
-    def run(self, name: str, variant: str, seed: int) -> Path:
-        """The folder of a model or ensemble."""
-        return self.work / "runs" / f"{name}{VARIANTS[variant]}_{seed}"
-
-    @property
-    def futures(self) -> Path:
-        """One future of each predictor, and what happened."""
-        return self.work / "futures.npz"
-
-    def study(self, variant: str, seed: int) -> Path:
-        """The result of a study."""
-        return self.work / "studies" / f"{variant}_{seed}.json"
-
-
-def narrow(episode: Episode) -> Episode:
-    """Positions and velocities only."""
-    return replace(episode, observations=episode.observations[:, :OBSERVATION_DIM].copy())
-
-
-def collect_data(options: argparse.Namespace, places: Places) -> None:
-    """Collect the recipe, hold episodes out and mask the rest."""
-    recipe = read_recipe(RECIPE, options.policies)
-    parts = [replace(part, steps=max(1, round((part.steps or 0) * options.scale))) for part in recipe.parts]
-    collected: list[CollectedEpisode] = []
-    with WorkerPool(options.workers) as pool:
-        for each in play_parts(recipe.env, parts, seed=0, pool=pool):
-            collected.append(replace(each, episode=narrow(each.episode)))
-    dataset = collected_dataset(recipe.env, parts, collected, seed=0, env_options=ENV_OPTIONS)
-    train, held_out = split_episodes(dataset, options.held_out, SPLIT_SEED)
-    save_npz(held_out, places.data("held_out"))
-    save_npz(masked_dataset(train, HIDDEN, SPLIT_SEED, NUM_BINS), places.data("train_masked"))
-    save_npz(train, places.data("train"))
-
-
-def collect_references(options: argparse.Namespace, places: Places) -> None:
-    """Play several visits from each of a few starts: the same noise up to a step, then other noise."""
-    recipe = read_recipe(RECIPE, options.policies)
-    actor = recipe.parts[0].actor
-    episodes: list[Episode] = []
-    for start in range(options.starts):
-        rng = np.random.default_rng(stream_seed(REFERENCE_SEED, start))
-        branch = int(rng.integers(options.context, max(LATEST_BRANCH, options.context + 1)))
-        envs = make_envs(recipe.env, 1, {"max_episode_steps": branch + options.horizon})
-        actions = action_leaf(envs.single_action_space)
-        script = make_script(actor, recipe.env, actions, space_dims(envs)[0], envs.envs[0])
-        visits = []
-        for visit in range(options.visits):
-            common = np.random.default_rng(stream_seed(REFERENCE_SEED, start, 0))
-            own = np.random.default_rng(stream_seed(REFERENCE_SEED, start, 1, visit))
-            policy = ScriptedPolicy(branching(script, common, own, branch), own)
-            played = rollout(envs, policy, num_episodes=1, seed=REFERENCE_SEED + start)
-            visits.append(narrow(played[0]))
-        envs.close()
-        episodes += sorted(visits, key=len, reverse=True)  # the first one gives the recorded actions
-    held_out = load_npz(places.data("held_out"))
-    metadata = {**held_out.metadata, "seed": REFERENCE_SEED}
-    dataset = Dataset(tuple(episodes), metadata, held_out.observation_dimensions, held_out.action_dimensions)
-    save_npz(dataset, places.data("references"))
-
-
-def branching(script: Script, common: np.random.Generator, own: np.random.Generator, step: int) -> Script:
-    """A policy that draws its noise from one stream before a step, and from another one after it."""
-    taken = 0
-
-    def act(observation: FloatArray, goal: FloatArray, rng: np.random.Generator) -> FloatArray:
-        del rng
-        nonlocal taken
-        taken += 1
-        return np.asarray(script(observation, goal, common if taken <= step else own), dtype=np.float32)
-
-    return act
 
 
 def tune(options: argparse.Namespace, places: Places) -> None:
