@@ -6,7 +6,8 @@ Datasets are read from DIR/<task>.npz. A missing one is collected there by its r
 actor files. Datasets of one environment have equal sizes, so an algorithm trains on all of them, with all seeds, in the
 same steps. Meanwhile other processes play the checkpoints: 5 episodes for a point of the curve, 15 for the score, with
 seeds that nothing else uses. Where a paper chooses settings for acting for every task (the target return of dt, noise
-and temperature of mbop), they are chosen here for every training seed, on tuning seeds.
+and temperature of mbop), they are chosen here for every training seed, on tuning seeds. The penalty of brac, which its
+paper chooses for every task too, is chosen for every environment, by a training seed that is not scored.
 
 A cell is one algorithm on one dataset: results/baselines/<task>_<algorithm>.json. Cells that exist are skipped. The
 same command continues what was interrupted, from the last checkpoint in --work. `--time_limit` stops before a limit;
@@ -46,6 +47,8 @@ from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.results import summarize, write_result
 
 ALGORITHMS = ("bc", "td3bc", "iql", "cql", "brac", "dt", "mbop")
+CHOICES = {"brac": [{"penalty": value} for value in (0.1, 1.0, 10.0)]}  # settings of training to choose from
+CHOICE_SEED = 1000  # of the training that chooses
 SHARED = (
     "datasets", "policies", "steps", "seeds", "episodes", "curve", "curve_episodes", "tuning_episodes", "workers",
     "work", "out", "backend", "device",
@@ -62,18 +65,47 @@ class Cell:
         self.options = options
         self.players = players
         self.seeds = list(range(options.seeds))
+        self.curve = options.curve
         self.folder = options.work / f"{name}_{'+'.join(tasks)}"
         values = {"steps": options.steps} if options.steps else {}
         self.settings = changed(PRESETS[name].settings, {**options.settings.get(name, {}), **values})
 
     def train(self, late: Callable[[], bool]) -> None:
         """Train to the end, and have all checkpoints played."""
+        given = self.options.settings.get(self.name, {})
+        choices = [values for values in CHOICES.get(self.name, []) if not values.keys() & given.keys()]
+        if choices:
+            self.settings = changed(self.settings, self._choose(choices, late))
+        self._train_or_skip(late)
+        for task in self.tasks:
+            self.players.submit(self.name, self._checkpoint(self.settings.steps, task), "score", self.seeds)
+
+    def _train_or_skip(self, late: Callable[[], bool]) -> None:
         if not (self.folder / "trained.json").exists():
             self._train(late)
         for task in self.tasks:
             for step in self._steps():
                 self.players.submit(self.name, self._checkpoint(step, task), "curve", self.seeds)
-            self.players.submit(self.name, self._checkpoint(self.settings.steps, task), "score", self.seeds)
+
+    def _choose(self, choices: Sequence[dict[str, float]], late: Callable[[], bool]) -> dict[str, float]:
+        """The best settings after half of the training, mean over tasks, with a training seed of their own."""
+        path = self.folder / "chosen.json"
+        if not path.exists():
+            tried: list[tuple[dict[str, float], float]] = []
+            trials = []
+            for index, values in enumerate(choices):
+                trial = Cell(self.name, self.tasks, self.options, self.players)
+                trial.settings = changed(self.settings, {**values, "steps": max(self.settings.steps // 2, 1)})
+                trial.folder, trial.seeds, trial.curve = self.folder / f"choice_{index}", [CHOICE_SEED], 1
+                trial._train_or_skip(late)
+                trials.append(trial)
+            self.players.finish(late)
+            for values, trial in zip(choices, trials, strict=True):
+                scores = [trial._scores(trial.settings.steps, task, "curve") for task in self.tasks]
+                tried.append((values, float(np.mean(scores))))
+            chosen = max(tried, key=lambda pair: pair[1])[0]
+            write_atomically(path, json.dumps({"chosen": chosen, "tried": tried}).encode())
+        return dict(json.loads(path.read_text())["chosen"])
 
     def write(self) -> bool:
         """Write one result per task; False if some are still being played."""
@@ -87,7 +119,11 @@ class Cell:
 
     def _steps(self) -> list[int]:
         """Steps of the points of the curve; the last is the end of training."""
-        return sorted({self.settings.steps * point // self.options.curve for point in range(1, self.options.curve + 1)})
+        return sorted({self._every * point for point in range(1, self.curve)} | {self.settings.steps})
+
+    @property
+    def _every(self) -> int:
+        return max(self.settings.steps // int(self.curve), 1)
 
     def _checkpoint(self, step: int, task: str) -> Path:
         return Path(self.folder / "checkpoints" / f"{step}" / task)
@@ -106,9 +142,8 @@ class Cell:
             before = float(json.loads(clock.read_text())["seconds"])
         print(f"{self.name} on {', '.join(self.tasks)}: step {trainer.step} of {trainer.total_steps}", flush=True)
         points, started = set(self._steps()), time.monotonic()
-        every = max(self.settings.steps // self.options.curve, 1)
         stopping, seconds = False, before
-        for metrics in trainer.run(pause_every=every):
+        for metrics in trainer.run(pause_every=self._every):
             if metrics is not None:
                 losses = ", ".join(f"{name} {np.mean(values):.3g}" for name, values in metrics.losses.items())
                 print(
@@ -144,6 +179,11 @@ class Cell:
         assert references is not None, "benchmark tasks have reference scores"
         stored = json.loads((folder / f"{kind}.json").read_text())
         return [[normalized_score(value, references) for value in stored[str(seed)]] for seed in self.seeds]
+
+    def _chosen(self) -> dict[str, object]:
+        """What was chosen for training, for algorithms with such settings."""
+        path = self.folder / "chosen.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
 
     def _acting(self, task: str) -> dict[str, object]:
         """What was chosen on tuning seeds, for algorithms with settings for acting."""
@@ -181,6 +221,7 @@ class Cell:
                 "training_seeds": self.seeds,
                 "scores": scores,
                 "returns": {str(seed): stored[str(seed)] for seed in self.seeds},
+                "chosen": self._chosen(),
                 "acting": self._acting(task),
                 "curve": curve,
                 "curve_episodes": self.options.curve_episodes,

@@ -221,6 +221,34 @@ def test_an_interrupted_table_of_baselines_continues_at_its_step(tmp_path: Path)
     assert reached[0] == 0 and reached[1] >= 100
 
 
+def test_the_table_chooses_the_penalty_of_brac_with_a_seed_that_is_not_scored(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    save_npz(collect("Hopper-v5", "random", episodes=3, seed=0), tmp_path / "hopper-medium.npz")
+    script = runpy.run_path(str(BENCHMARKS / "baselines_table.py"))
+    small = {"hidden": [8], "actor_hidden": [8], "clone_steps": 2, "warmup_steps": 2, "batch_size": 8}
+    words = ["--datasets", str(tmp_path), "--device", "cpu", "--tasks", "hopper-medium", "--algorithms", "brac"]
+    words += ["--steps", "11", "--seeds", "1", "--episodes", "1", "--curve", "3", "--curve_episodes", "1"]
+    words += ["--workers", "0", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+    assert script["main"]([*words, "--settings", json.dumps({"brac": small})]) == 0
+    out = tmp_path / "out" / "hopper-medium_brac.json"
+    cell = json.loads(out.read_text())
+    scores = {values["penalty"]: score for values, score in cell["chosen"]["tried"]}
+    assert scores.keys() == {0.1, 1.0, 10.0}
+    assert (
+        cell["settings"]["penalty"] == cell["chosen"]["chosen"]["penalty"] == max(scores, key=lambda key: scores[key])
+    )
+    assert cell["training_seeds"] == [0] and [point["step"] for point in cell["curve"]] == [3, 6, 11]
+    work = tmp_path / "work" / "brac_hopper-medium"
+    trials = [sorted((work / f"choice_{index}" / "checkpoints").rglob("*.json")) for index in range(3)]
+    assert all(path.name != "score.json" and path.parents[1].name == "5" for paths in trials for path in paths)
+    # A penalty of the user is not chosen.
+    out.unlink()
+    words[words.index("--work") + 1] = str(tmp_path / "other")
+    assert script["main"]([*words, "--settings", json.dumps({"brac": {**small, "penalty": 3.0}})]) == 0
+    cell = json.loads(out.read_text())
+    assert cell["settings"]["penalty"] == 3.0 and cell["chosen"] == {}
+
+
 def test_the_throughput_of_baselines_is_measured_for_each_number_of_seeds(tmp_path: Path) -> None:
     script = runpy.run_path(str(BENCHMARKS / "baselines_throughput.py"))
     out = tmp_path / "throughput.json"
