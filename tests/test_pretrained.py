@@ -255,6 +255,18 @@ def test_a_model_of_the_package_is_found_by_name(tmp_path: Path, monkeypatch: py
         find_model("nobody")
 
 
+def test_commands_that_look_at_a_model_take_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not main(["collect", "--env", "tt/FourRooms-v0", "--policy", "random", "--episodes", "1", "--out", "d.npz"])
+    for name in ("predict", "attention"):
+        assert not main([name, "four-rooms", "--dataset", "d.npz", "--out", f"{name}.png", "--device", "cpu"])
+        assert (tmp_path / f"{name}.png").is_file()
+    assert main(["attention", "five-rooms", "--dataset", "d.npz", "--out", "other.png"]) == 2
+    assert "not a model of this package, which has four-rooms" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize("name", shipped_models())
 def test_every_model_of_the_package_plays(name: str) -> None:
     model, search = from_pretrained(name), read_search(find_model(name))

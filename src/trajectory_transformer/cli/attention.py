@@ -17,7 +17,9 @@ from trajectory_transformer.config import require
 class Attention(DataFlags):
     """Draw the attention maps of all layers and heads over a window of a recorded episode, and score the heads."""
 
-    positional: ClassVar[dict[str, str]] = {"run": "Run folder that `tt train` wrote."}
+    positional: ClassVar[dict[str, str]] = {
+        "run": "Run folder that `tt train` wrote, or the name of a model of this package."
+    }
     required: ClassVar[tuple[str, ...]] = ("run", "dataset")
     examples: ClassVar[tuple[str, ...]] = (
         "tt attention runs/demo --dataset runs/demo-demonstrations.npz",
@@ -25,7 +27,7 @@ class Attention(DataFlags):
     )
 
     run: str | None = None
-    """Run folder that `tt train` wrote."""
+    """Run folder that `tt train` wrote, or the name of a model of this package."""
     dataset: str | None = None
     """Dataset with the recorded episode."""
     episode: int = 0

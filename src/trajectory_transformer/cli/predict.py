@@ -16,7 +16,9 @@ from trajectory_transformer.config import require
 class Predict(DataFlags):
     """Sample futures of a recorded episode and plot them against what was recorded."""
 
-    positional: ClassVar[dict[str, str]] = {"run": "Run folder that `tt train` wrote."}
+    positional: ClassVar[dict[str, str]] = {
+        "run": "Run folder that `tt train` wrote, or the name of a model of this package."
+    }
     required: ClassVar[tuple[str, ...]] = ("run", "dataset")
     examples: ClassVar[tuple[str, ...]] = (
         "tt predict runs/demo --dataset runs/demo-demonstrations.npz",
@@ -24,7 +26,7 @@ class Predict(DataFlags):
     )
 
     run: str | None = None
-    """Run folder that `tt train` wrote."""
+    """Run folder that `tt train` wrote, or the name of a model of this package."""
     dataset: str | None = None
     """Dataset with the recorded episode."""
     episode: int = 0

@@ -16,10 +16,11 @@ def load_recorded(
     """Load both; the dimensions, the index of the episode and the step in it must fit."""
     from trajectory_transformer.gpu.backends import find_device
     from trajectory_transformer.model.trajectory_model import TrajectoryModel
+    from trajectory_transformer.pretrained import find_model
 
     if run is None:
         raise ValueError("name the run folder, for example: runs/train")
-    model = TrajectoryModel.load(run, find_device(device))
+    model = TrajectoryModel.load(find_model(run), find_device(device))
     loaded = load_dataset(dataset, flags.reading)
     require(0 <= episode < len(loaded), f"--episode must lie in [0, {len(loaded)})", episode)
     have = (loaded.observation_dim, loaded.action_dim)

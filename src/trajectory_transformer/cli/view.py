@@ -14,7 +14,9 @@ from trajectory_transformer.config import PresetName, SearchConfig, require
 class View:
     """Open a local page with the plans, forecasts, attention and data of a run."""
 
-    positional: ClassVar[dict[str, str]] = {"run": "Run folder that `tt train` wrote."}
+    positional: ClassVar[dict[str, str]] = {
+        "run": "Run folder that `tt train` wrote, or the name of a model of this package."
+    }
     required: ClassVar[tuple[str, ...]] = ("run",)
     examples: ClassVar[tuple[str, ...]] = (
         "tt view runs/demo",
@@ -22,7 +24,7 @@ class View:
     )
 
     run: str | None = None
-    """Run folder that `tt train` wrote."""
+    """Run folder that `tt train` wrote, or the name of a model of this package."""
     env: str | None = None
     """Gymnasium id; null: the environment that the dataset came from."""
     dataset: str | None = None
@@ -42,6 +44,7 @@ class View:
     def execute(self) -> None:
         """Serve until Ctrl-C."""
         from trajectory_transformer.gpu.backends import find_device
+        from trajectory_transformer.pretrained import find_model, is_shipped
 
         if self.run is None:
             raise ValueError("name the run folder to look at, for example: runs/train")
@@ -54,7 +57,7 @@ class View:
 
         given = any(flag.startswith(("--search.", "--preset")) for flag in changed_flags(self))
         content = load_content(
-            Path(self.run),
+            find_model(self.run) if is_shipped(self.run) else Path(self.run),
             env=self.env,
             dataset=self.dataset,
             search=self.search if given else None,
