@@ -26,7 +26,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from benchmarks.baselines_players import SCORE_SEED, OutOfTimeError, Players
 from benchmarks.paper.locomotion_data import TASKS, make_dataset
 from benchmarks.paper.table import MORE_TO_DO, Job, Queue, command, summary
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineTrainer
+from trajectory_transformer.baselines.algorithm import Settings
 from trajectory_transformer.baselines.data import Learner
 from trajectory_transformer.baselines.presets import changed, settings_dict
 from trajectory_transformer.baselines.runs import make_trainer
@@ -55,32 +56,31 @@ SHARED = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
 class Cell:
     """One algorithm on datasets of one environment: trains and evaluates what is missing."""
 
-    def __init__(self, name: str, tasks: Sequence[str], options: argparse.Namespace, players: Players) -> None:
-        """Name the files."""
-        self.name = name
-        self.tasks = list(tasks)
-        self.options = options
-        self.players = players
-        self.seeds = list(range(options.seeds))
-        self.curve = options.curve
-        self.folder = options.work / f"{name}_{'+'.join(tasks)}"
-        values = {"steps": options.steps} if options.steps else {}
-        self.settings = changed(PRESETS[name].settings, {**options.settings.get(name, {}), **values})
+    name: str
+    tasks: list[str]
+    options: argparse.Namespace
+    players: Players
+    seeds: list[int]  # of training
+    curve: int  # points
+    folder: Path
+    settings: Settings
 
-    def train(self, late: Callable[[], bool]) -> None:
-        """Train to the end, and have all checkpoints played."""
+    def train(self, late: Callable[[], bool]) -> "Cell":
+        """Train to the end, and have all checkpoints played; returns the cell with the settings that were chosen."""
         given = self.options.settings.get(self.name, {})
         choices = [values for values in CHOICES.get(self.name, []) if not values.keys() & given.keys()]
-        if choices:
-            self.settings = changed(self.settings, self._choose(choices, late))
-        self._train_or_skip(late)
-        for task in self.tasks:
-            self.players.submit(self.name, self._checkpoint(self.settings.steps, task), "score", self.seeds)
+        cell = replace(self, settings=changed(self.settings, self._choose(choices, late))) if choices else self
+        cell.make_curve(late)
+        for task in cell.tasks:
+            cell.players.submit(cell.name, cell._checkpoint(cell.settings.steps, task), "score", cell.seeds)
+        return cell
 
-    def _train_or_skip(self, late: Callable[[], bool]) -> None:
+    def make_curve(self, late: Callable[[], bool]) -> None:
+        """Train to the end, and have the points of the curve played."""
         if not (self.folder / "trained.json").exists():
             self._train(late)
         for task in self.tasks:
@@ -91,20 +91,25 @@ class Cell:
         """The best settings after half of the training, mean over tasks, with a training seed of their own."""
         path = self.folder / "chosen.json"
         if not path.exists():
-            tried: list[tuple[dict[str, float], float]] = []
-            trials = []
-            for index, values in enumerate(choices):
-                trial = Cell(self.name, self.tasks, self.options, self.players)
-                trial.settings = changed(self.settings, {**values, "steps": max(self.settings.steps // 2, 1)})
-                trial.folder, trial.seeds, trial.curve = self.folder / f"choice_{index}", [CHOICE_SEED], 1
-                trial._train_or_skip(late)
-                trials.append(trial)
+            trials = [
+                replace(
+                    self,
+                    settings=changed(self.settings, {**values, "steps": max(self.settings.steps // 2, 1)}),
+                    folder=self.folder / f"choice_{index}",
+                    seeds=[CHOICE_SEED],
+                    curve=1,
+                )
+                for index, values in enumerate(choices)
+            ]
+            for trial in trials:
+                trial.make_curve(late)
             self.players.finish(late)
-            for values, trial in zip(choices, trials, strict=True):
-                scores = [trial._scores(trial.settings.steps, task, "curve") for task in self.tasks]
-                tried.append((values, float(np.mean(scores))))
-            chosen = max(tried, key=lambda pair: pair[1])[0]
-            write_atomically(path, json.dumps({"chosen": chosen, "tried": tried}).encode())
+            means = [
+                float(np.mean([trial._scores(trial.settings.steps, task, "curve") for task in self.tasks]))
+                for trial in trials
+            ]
+            record = {"chosen": choices[int(np.argmax(means))], "tried": list(zip(choices, means, strict=True))}
+            write_atomically(path, json.dumps(record).encode())
         return dict(json.loads(path.read_text())["chosen"])
 
     def write(self) -> bool:
@@ -123,7 +128,7 @@ class Cell:
 
     @property
     def _every(self) -> int:
-        return max(self.settings.steps // int(self.curve), 1)
+        return max(self.settings.steps // self.curve, 1)
 
     def _checkpoint(self, step: int, task: str) -> Path:
         return Path(self.folder / "checkpoints" / f"{step}" / task)
@@ -229,6 +234,21 @@ class Cell:
         )
         shown = summary("score", scores)
         print(f"{task} {self.name}: {shown['score']:.1f} ± {shown['score_stderr']:.1f}", flush=True)
+
+
+def make_cell(name: str, tasks: Sequence[str], options: argparse.Namespace, players: Players) -> Cell:
+    """A cell with the settings of the preset, those of the user, and all training seeds."""
+    values = {"steps": options.steps} if options.steps else {}
+    return Cell(
+        name=name,
+        tasks=list(tasks),
+        options=options,
+        players=players,
+        seeds=list(range(options.seeds)),
+        curve=options.curve,
+        folder=options.work / f"{name}_{'+'.join(tasks)}",
+        settings=changed(PRESETS[name].settings, {**options.settings.get(name, {}), **values}),
+    )
 
 
 def write_table(options: argparse.Namespace) -> None:
@@ -345,8 +365,7 @@ def train_here(options: argparse.Namespace, deadline: float) -> bool:
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         for name, tasks in missing_cells(options, options.algorithms):
-            trained.append(Cell(name, tasks, options, players))
-            trained[-1].train(late)
+            trained.append(make_cell(name, tasks, options, players).train(late))
             players.collect()
             trained = [cell for cell in trained if not cell.write()]
         players.finish(late)

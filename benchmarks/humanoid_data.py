@@ -89,15 +89,13 @@ def collect_references(options: argparse.Namespace, places: Places) -> None:
         envs = make_envs(recipe.env, 1, {"max_episode_steps": branch + options.horizon})
         actions = action_leaf(envs.single_action_space)
         script = make_script(actor, recipe.env, actions, space_dims(envs)[0], envs.envs[0])
-        visits = []
         for visit in range(options.visits):
             common = np.random.default_rng(stream_seed(REFERENCE_SEED, start, 0))
             own = np.random.default_rng(stream_seed(REFERENCE_SEED, start, 1, visit))
             policy = ScriptedPolicy(branching(script, common, own, branch), own)
             played = rollout(envs, policy, num_episodes=1, seed=REFERENCE_SEED + start)
-            visits.append(narrow(played[0]))
+            episodes.append(narrow(played[0]))
         envs.close()
-        episodes += sorted(visits, key=len, reverse=True)  # the first one gives the recorded actions
     held_out = load_npz(places.data("held_out"))
     metadata = {**held_out.metadata, "seed": REFERENCE_SEED}
     dataset = Dataset(tuple(episodes), metadata, held_out.observation_dimensions, held_out.action_dimensions)

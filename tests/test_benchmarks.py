@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -247,6 +248,16 @@ def test_the_table_chooses_the_penalty_of_brac_with_a_seed_that_is_not_scored(tm
     assert script["main"]([*words, "--settings", json.dumps({"brac": {**small, "penalty": 3.0}})]) == 0
     cell = json.loads(out.read_text())
     assert cell["settings"]["penalty"] == 3.0 and cell["chosen"] == {}
+
+
+def test_stopped_players_store_what_was_played_and_drop_the_rest(tmp_path: Path) -> None:
+    players = runpy.run_path(str(BENCHMARKS / "baselines_players.py"))["Players"](0, None)
+    done, pending = Future[list[float]](), Future[list[float]]()
+    done.set_result([3.0])
+    players._waiting = [(tmp_path / "a.json", {0: done}), (tmp_path / "b.json", {0: done, 1: pending})]
+    players.stop()
+    assert json.loads((tmp_path / "a.json").read_text()) == {"0": [3.0]}
+    assert not (tmp_path / "b.json").exists() and pending.cancelled()
 
 
 def test_the_throughput_of_baselines_is_measured_for_each_number_of_seeds(tmp_path: Path) -> None:

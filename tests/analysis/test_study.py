@@ -102,7 +102,7 @@ def test_a_start_needs_one_long_visit_and_one_without_is_reported(
     assert [start.episode for start in found] == [4], "its longest visit is the first"
     assert np.isnan(found[0].visited).any(axis=2).sum(axis=1).tolist() == [0, HORIZON - 3, HORIZON - 2]
     np.testing.assert_array_equal(found[0].actions, mixed[1].actions[2:])
-    assert f"none of their visits has {HORIZON} steps: 1" in caplog.text
+    assert f"1 of the starts left out: all visits from them are shorter than {HORIZON} steps" in caplog.text
 
 
 def test_the_likelihood_of_a_random_walk_is_the_known_one(rng: np.random.Generator) -> None:

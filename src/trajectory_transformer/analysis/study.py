@@ -92,7 +92,7 @@ def find_starts(
         longest = max(map(len, episodes))
         raise ValueError(f"no held-out episode has {horizon} steps after a start, the longest has {longest}")
     if left_out:
-        log.warning("starts left out, because none of their visits has %d steps: %d", horizon, left_out)
+        log.warning("%d of the starts left out: all visits from them are shorter than %d steps", left_out, horizon)
     return found
 
 
