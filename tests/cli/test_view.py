@@ -9,7 +9,7 @@ import pytest
     ("words", "pattern"),
     [
         ((), "name the run folder"),
-        (("nowhere",), "nowhere: no such run folder"),
+        (("nowhere",), "nowhere: no such checkpoint folder, and not a model of this package"),
         ((".", "--port", 70000), r"--port must lie in \[0, 65535\]"),
     ],
 )

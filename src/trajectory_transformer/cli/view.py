@@ -2,7 +2,6 @@
 
 import webbrowser
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 from trajectory_transformer.cli.console import console
@@ -44,7 +43,7 @@ class View:
     def execute(self) -> None:
         """Serve until Ctrl-C."""
         from trajectory_transformer.gpu.backends import find_device
-        from trajectory_transformer.pretrained import find_model, is_shipped
+        from trajectory_transformer.pretrained import find_model
 
         if self.run is None:
             raise ValueError("name the run folder to look at, for example: runs/train")
@@ -57,7 +56,7 @@ class View:
 
         given = any(flag.startswith(("--search.", "--preset")) for flag in changed_flags(self))
         content = load_content(
-            find_model(self.run) if is_shipped(self.run) else Path(self.run),
+            find_model(self.run),
             env=self.env,
             dataset=self.dataset,
             search=self.search if given else None,
