@@ -20,7 +20,6 @@ training seeds, `_stderr` its standard error over training seeds, and `<algorith
 
 import argparse
 import json
-import os
 import shlex
 import signal
 import sys
@@ -34,7 +33,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.baselines_players import SCORE_SEED, OutOfTimeError, Players
-from benchmarks.paper.locomotion_data import TASKS, make_dataset
+from benchmarks.paper.locomotion_data import TASKS, make_dataset, parts_of
 from benchmarks.paper.table import MORE_TO_DO, Job, Queue, command, summary
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineTrainer
 from trajectory_transformer.baselines.algorithm import Settings
@@ -323,17 +322,19 @@ def missing_cells(options: argparse.Namespace, algorithms: Sequence[str]) -> lis
 
 
 def jobs(options: argparse.Namespace) -> list[Job]:
-    """One job for every dataset that is missing, and one for every algorithm on an environment."""
+    """One job for every dataset that is missing and for its parts, and one for every algorithm on an environment."""
     cells = missing_cells(options, sorted(options.algorithms, key=longest_first))
     script = Path(__file__)
     found = []
-    for task in dict.fromkeys(task for _, tasks in cells for task in tasks):
-        out = options.datasets / f"{task}.npz"
-        if not out.exists() and options.policies is None:
-            raise SystemExit(f"{out} does not exist; give --policies to collect it")
+    needed = dict.fromkeys(task for _, tasks in cells for task in tasks)
+    missing = [task for task in needed if not (options.datasets / f"{task}.npz").exists()]
+    if missing and options.policies is None:
+        raise SystemExit(f"{options.datasets / missing[0]}.npz does not exist; give --policies to collect it")
+    for task in dict.fromkeys(name for whole in missing for name in (*parts_of(whole), whole)):
         data = (script.parent / "paper" / "locomotion_data.py", task, "--policies", options.policies)
-        words = (*data, "--out", options.datasets, "--workers", os.cpu_count() or 1)
-        found.append(Job("collect", out, command(sys.executable, *words)))
+        words = (*data, "--out", options.datasets, "--episodes", 0)
+        parts = tuple(options.datasets / f"{part}.npz" for part in parts_of(task) if part != task)
+        found.append(Job("collect", options.datasets / f"{task}.npz", command(sys.executable, *words), parts))
     given = [(f"--{name}", getattr(options, name)) for name in SHARED if getattr(options, name) is not None]
     shared = [word for pair in given for word in pair] + ["--settings", json.dumps(options.settings)]
     for name, tasks in cells:
@@ -384,7 +385,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     deadline = time.monotonic() + options.time_limit if options.time_limit else float("inf")
     if options.trainings:
-        slots = {"collect": 1, "train": options.trainings}
+        slots = {"collect": 2, "train": options.trainings}
         complete = Queue(slots, options.work / "logs", deadline).run(jobs(options))
     else:
         complete = train_here(options, deadline)

@@ -187,12 +187,8 @@ def test_the_table_of_baselines_trains_several_algorithms_at_a_time(tmp_path: Pa
     with pytest.raises(SystemExit, match=r"hopper-medium\.npz does not exist; give --policies"):
         script["main"](words)
     save_npz(collect("Hopper-v5", "random", episodes=3, seed=0), tmp_path / "hopper-medium.npz")
-    found = script["jobs"](script["parse"](words))
-    assert [(job.kind, job.out.stem) for job in found] == [
-        ("collect", "hopper-medium"),
-        ("train", "hopper-medium_dt"),
-        ("train", "hopper-medium_bc"),
-    ]
+    trainings = [("train", "hopper-medium_dt"), ("train", "hopper-medium_bc")]
+    assert [(job.kind, job.out.stem) for job in script["jobs"](script["parse"](words))] == trainings
     assert script["main"](words) == 0
     metrics = json.loads((tmp_path / "out" / "table.json").read_text())["metrics"]
     assert metrics["bc_average_n"] == metrics["dt_average_n"] == 1
@@ -200,6 +196,22 @@ def test_the_table_of_baselines_trains_several_algorithms_at_a_time(tmp_path: Pa
         cell = json.loads((tmp_path / "out" / f"hopper-medium_{name}.json").read_text())
         assert cell["metrics"]["train_steps"] == steps
     assert script["jobs"](script["parse"](words)) == []
+
+
+def test_the_table_of_baselines_collects_the_parts_of_a_dataset_once(tmp_path: Path) -> None:
+    script = runpy.run_path(str(BENCHMARKS / "baselines_table.py"))
+    words = ["--datasets", str(tmp_path), "--policies", str(tmp_path), "--algorithms", "bc", "--out", str(tmp_path)]
+    words += ["--tasks", "hopper-medium-expert", "hopper-medium"]
+    found = script["jobs"](script["parse"](words))
+    assert [(job.kind, job.out.stem, [path.stem for path in job.needs]) for job in found] == [
+        ("collect", "hopper-medium", []),
+        ("collect", "hopper-expert", []),
+        ("collect", "hopper-medium-expert", ["hopper-medium", "hopper-expert"]),
+        ("train", "hopper-medium_bc", ["hopper-medium-expert", "hopper-medium"]),
+    ]
+    (tmp_path / "hopper-medium-expert.npz").touch()  # its parts are not needed any more
+    found = script["jobs"](script["parse"](words))
+    assert [job.out.stem for job in found] == ["hopper-medium", "hopper-medium_bc"]
 
 
 def test_an_interrupted_table_of_baselines_continues_at_its_step(tmp_path: Path) -> None:

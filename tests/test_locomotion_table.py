@@ -222,6 +222,9 @@ def test_a_medium_expert_set_made_of_two_equals_the_recipe(tmp_path: Path, polic
         np.testing.assert_array_equal(one.observations, other.observations)
         np.testing.assert_array_equal(one.actions, other.actions)
         assert one.terminated == other.terminated
+    words = ["hopper-medium-expert", "--policies", policies, "--out", tmp_path / "made"]
+    assert data["main"]([*map(str, words), "--episodes", "0"]) == 0
+    assert not (tmp_path / "made" / "hopper-medium-expert.json").exists()
     # What it is compared with: the best policy is the one with the best episodes in the data.
     path = data["make_facts"]("hopper-medium-expert", tmp_path / "made", policies, episodes=1, workers=1)
     facts = json.loads(path.read_text())

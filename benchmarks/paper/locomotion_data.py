@@ -129,13 +129,13 @@ def data_parser(description: str | None, tasks: Sequence[str]) -> argparse.Argum
 def main(arguments: Sequence[str] | None = None) -> int:
     """Collect what is missing."""
     parser = data_parser(__doc__, TASKS)
-    parser.add_argument("--episodes", type=int, default=100, help="episodes that measure the best policy without noise")
+    parser.add_argument("--episodes", type=int, default=100, help="measure the best policy; 0: no facts")
     parser.add_argument("--workers", type=int, default=1, help="processes that play them")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     for task in options.tasks:
         make_dataset(task, options.out, options.policies, scale=options.scale)
-    for task in options.tasks:
+    for task in options.tasks if options.episodes else ():
         make_facts(task, options.out, options.policies, episodes=options.episodes, workers=options.workers)
     return 0
 
