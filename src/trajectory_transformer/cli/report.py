@@ -41,6 +41,7 @@ class Report:
 
     def execute(self) -> None:
         """Print or write."""
+        from trajectory_transformer.report.curves import curves, curves_figure
         from trajectory_transformer.report.locomotion import average, locomotion_figure, method_scores
         from trajectory_transformer.report.plots import save_figure
         from trajectory_transformer.report.run import is_run
@@ -65,9 +66,15 @@ class Report:
             write_tables(folder, document)
             console.print(f"wrote tables of results into {document}")
         pictures = folder.resolve().parent / "docs" / "images"
-        if self.into is None and pictures.is_dir() and any(map(average, method_scores(folder).values())):
-            save_figure(locomotion_figure(folder), pictures / "locomotion.png")
-            console.print(f"wrote {pictures / 'locomotion.png'}")
+        if self.into is None and pictures.is_dir():
+            figures = {}
+            if any(map(average, method_scores(folder).values())):
+                figures["locomotion.png"] = locomotion_figure(folder)
+            if curves(folder):
+                figures["baseline_curves.png"] = curves_figure(folder)
+            for name, figure in figures.items():
+                save_figure(figure, pictures / name)
+                console.print(f"wrote {pictures / name}")
         if not documents:
             console.print(results_table(folder), markup=False)
 
