@@ -13,6 +13,7 @@ import pytest
 
 from trajectory_transformer.actors import ScriptedPolicy, make_script, parse_actor
 from trajectory_transformer.cli import main as tt
+from trajectory_transformer.collect import collect
 from trajectory_transformer.data.episode import Dataset, load_npz, save_npz
 from trajectory_transformer.data.spaces import action_leaf
 from trajectory_transformer.rollout import make_envs, rollout
@@ -233,6 +234,20 @@ def test_a_medium_expert_set_made_of_two_equals_the_recipe(tmp_path: Path, polic
     assert facts["best_policy_noisy"]["score"] == facts["policies"][facts["best_policy"]]
     assert facts["best_policy_noiseless"]["score_n"] == 1
     assert facts["best_policy_noisy"]["score"] != facts["best_policy_noiseless"]["score"]
+
+
+def test_discounted_returns_are_those_of_the_recorded_rewards(tmp_path: Path, policies: Path) -> None:
+    pytest.importorskip("mujoco")
+    script = runpy.run_path(str(PAPER / "discounted_returns.py"))
+    assert script["discounted"](np.array([1.0, 2.0, 4.0]), 0.5) == 3.0
+    words = ["--policies", policies, "--envs", "hopper", "--episodes", 2, "--out", tmp_path / "x.json"]
+    script["main"](list(map(str, words)))
+    metrics = json.loads((tmp_path / "x.json").read_text())["metrics"]
+    for name, policy in (("medium", "hopper-medium-sac sto"), ("expert", "hopper-expert-berkeley sto")):
+        played = collect("Hopper-v5", policy, episodes=2, seed=script["SEED"], policies=policies)
+        expected = np.mean([sum(0.99**step * reward for step, reward in enumerate(each.rewards)) for each in played])
+        assert metrics[f"hopper_{name}_discounted_return"] == pytest.approx(expected)
+        assert metrics[f"hopper_{name}_steps"] == np.mean([len(each) for each in played])
 
 
 def test_failures_compare_episodes_with_the_policies_of_the_data(tmp_path: Path, policies: Path) -> None:
