@@ -12,6 +12,7 @@ pytest.importorskip("gymnasium_robotics", reason="needs pip install 'trajectory-
 
 from trajectory_transformer.cli import COMMANDS
 from trajectory_transformer.cli.parser import parse
+from trajectory_transformer.config import Sampler
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPT = runpy.run_path(str(BENCHMARKS / "antmaze.py"))
@@ -50,6 +51,15 @@ def test_planners_differ_in_q_and_horizon_and_tuning_has_seeds_of_its_own(tmp_pa
     assert "--search.horizon 1 " in words["greedy_q"] and "--search.horizon 10 " in words["tt_q"]
     tuning = " ".join(plan.play("umaze", "tt_q", 0, "long", tuning=True).command)
     assert "--seed 5000000" in tuning and "--seed 7000000" in words["tt_q"]
+
+
+def test_free_searches_sample_from_the_nucleus(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    for name, expected in (("default", Sampler(middle=0.4)), ("free-short", Sampler(nucleus=0.9))):
+        words = plan.play("umaze", "tt_q", 0, name).command
+        _, *flags = words[words.index("trajectory_transformer") + 1 :]
+        chosen: Any = parse("evaluate", COMMANDS["evaluate"], flags)
+        assert chosen.search.action == expected
 
 
 def test_the_search_with_the_best_mean_over_tasks_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
