@@ -6,13 +6,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.colors import to_rgba
+from matplotlib.patches import Rectangle
 
 pytest.importorskip("gymnasium_robotics", reason="needs pip install 'trajectory-transformer[mazes]'")
 
 from trajectory_transformer.cli import COMMANDS
 from trajectory_transformer.cli.parser import parse
 from trajectory_transformer.config import Sampler
+from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
+from trajectory_transformer.envs.ant_maze import AntMaze
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPT = runpy.run_path(str(BENCHMARKS / "antmaze.py"))
@@ -100,3 +106,49 @@ def test_the_table_holds_percent_of_episodes_by_task_and_method(
     assert metrics["umaze_iql_stderr"] == pytest.approx(25.0)  # 50 and 0
     cell = json.loads((tmp_path / "out" / "umaze_tt_q.json").read_text())
     assert cell["successes"] == [[100.0, 100.0], [100.0, 0.0]] and cell["metrics"]["success_percent_episodes"] == 4
+
+
+def test_the_figure_shows_routes_and_the_candidates_of_one_plan(tmp_path: Path) -> None:
+    script = runpy.run_path(str(BENCHMARKS / "antmaze_figure.py"))
+    maze = AntMaze("AntMaze_UMaze-v5")
+    start, goal = np.array(maze.center(maze.start_cell)), np.array(maze.goal)
+
+    def journey(*, reached: bool) -> Episode:
+        states = np.zeros((5, 29), np.float32)
+        states[:, :2] = start + np.linspace(0, 1 if reached else 0.5, 5)[:, None] * (goal - start)
+        return Episode(states, np.zeros((4, 8), np.float32), np.zeros(4, np.float32), terminated=reached)
+
+    metadata = {"env": "AntMaze_UMaze-v5"}
+    for name, ends in (("data", [True] * 3), ("iql", [False, True]), ("tt_q", [True, True])):
+        save_npz(Dataset(tuple(journey(reached=end) for end in ends), metadata), tmp_path / f"{name}.npz")
+    states = np.zeros((2, 3, 2, 29))
+    states[1, :, :, 0] = [[1.0, 2.0], [3.0, 4.0], [np.nan, np.nan]]
+    values = np.array([[0.0, 0.0, 0.0], [0.5, -0.5, np.nan]])  # the last candidate is missing
+    now = np.full((2, 29), 9.0)
+    np.savez(tmp_path / "plans.npz", env=[0, 0], step=[0, 7], state=now, states=states, scores=values)
+    paths, found = script["candidates_of"](tmp_path / "plans.npz", 7)
+    assert found.tolist() == [0.5, -0.5]
+    assert paths.tolist() == [[[9.0, 9.0], [1.0, 0.0], [2.0, 0.0]], [[9.0, 9.0], [3.0, 0.0], [4.0, 0.0]]]
+    with pytest.raises(SystemExit, match="no plan of environment 0 at step 9; there are 8"):
+        script["candidates_of"](tmp_path / "plans.npz", 9)
+    files = [word for name in ("data", "iql", "tt_q") for word in (f"--{name}", str(tmp_path / f"{name}.npz"))]
+    words = [*files, "--trace", str(tmp_path / "plans.npz"), "--step", "7", "--routes", "2"]
+    script["main"]([*words, "--out", str(tmp_path / "x.png")])
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    played = {"IQL": load_npz(tmp_path / "iql.npz"), "TT + Q": load_npz(tmp_path / "tt_q.npz")}
+    figure = script["draw"](load_npz(tmp_path / "data.npz"), played, paths, found, routes=2)
+    titles = [axes.get_title() for axes in figure.axes[:4]]
+    assert titles == [
+        "data: 2 of 3 episodes",
+        "IQL: 1 of 2 reach the goal",
+        "TT + Q: 2 of 2 reach the goal",
+        "TT + Q: 2 candidates, 2 steps ahead",
+    ]
+    routes = next(each for each in figure.axes[1].collections if isinstance(each, LineCollection))
+    np.testing.assert_allclose(routes.get_segments()[1][-1], goal, atol=1e-5)
+    expected = [to_rgba(color, 0.5) for color in ("tab:red", "tab:green")]
+    np.testing.assert_allclose(np.asarray(routes.get_colors(), np.float64), expected)
+    walls = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
+    assert len(walls) == 25 - len(maze.free)
+    best = figure.axes[3].lines[-2]
+    assert np.asarray(best.get_xdata()).tolist() == [9.0, 1.0, 2.0]
