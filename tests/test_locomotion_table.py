@@ -245,7 +245,9 @@ def test_discounted_returns_are_those_of_the_recorded_rewards(tmp_path: Path, po
     metrics = json.loads((tmp_path / "x.json").read_text())["metrics"]
     for name, policy in (("medium", "hopper-medium-sac sto"), ("expert", "hopper-expert-berkeley sto")):
         played = collect("Hopper-v5", policy, episodes=2, seed=script["SEED"], policies=policies)
-        expected = np.mean([sum(0.99**step * reward for step, reward in enumerate(each.rewards)) for each in played])
+        expected = np.mean(
+            [sum(0.99**step * reward for step, reward in enumerate(np.asarray(each.rewards))) for each in played]
+        )
         assert metrics[f"hopper_{name}_discounted_return"] == pytest.approx(expected)
         assert metrics[f"hopper_{name}_steps"] == np.mean([len(each) for each in played])
 
