@@ -17,7 +17,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from trajectory_transformer.data.episode import Dataset, load_npz
+from trajectory_transformer.data.episode import Dataset, Episode, load_npz
 from trajectory_transformer.envs.ant_maze import AntMaze
 from trajectory_transformer.report.plots import save_figure
 
@@ -41,9 +41,10 @@ def draw_maze(axes: Axes, maze: AntMaze) -> None:
     axes.set(aspect="equal", xticks=[], yticks=[])
 
 
-def draw_routes(axes: Axes, routes: Sequence[Array], colors: Sequence[str], alpha: float) -> None:
-    """Routes [T, 2] with their starts."""
-    axes.add_collection(LineCollection(list(routes), colors=list(colors), linewidths=0.9, alpha=alpha))
+def draw_routes(axes: Axes, episodes: Sequence[Episode], colors: Sequence[str], alpha: float) -> None:
+    """Where the ant was in every episode, with its starts."""
+    routes = [np.asarray(episode.observations[:, :2], np.float64) for episode in episodes]
+    axes.add_collection(LineCollection(routes, colors=list(colors), linewidths=0.9, alpha=alpha))
     starts = np.array([route[0] for route in routes])
     axes.plot(*starts.T, marker=".", markersize=4, color="black", linestyle="none", zorder=3)
 
@@ -66,7 +67,7 @@ def draw_candidates(figure: Figure, axes: Axes, paths: Array, values: Array, aro
     order = np.argsort(values)
     lines = LineCollection(list(paths[order]), array=values[order], cmap="viridis", linewidths=1.5)
     axes.add_collection(lines)
-    axes.plot(*paths[order[-1]].T, color="crimson", linewidth=2.0, label="best")
+    axes.plot(*paths[order[-1]].T, color="crimson", linewidth=2.0)
     x, y = paths[0, 0]
     axes.plot(x, y, marker="o", markersize=6, color="white", markeredgecolor="black", linestyle="none", zorder=3)
     axes.set(xlim=(x - around, x + around), ylim=(y - around, y + around))
@@ -81,12 +82,10 @@ def draw(data: Dataset, played: dict[str, Dataset], paths: Array, values: Array,
     for panel in panels:
         draw_maze(panel, maze)
     chosen = [data.episodes[index] for index in np.linspace(0, len(data) - 1, min(routes, len(data))).astype(int)]
-    positions = [np.asarray(episode.observations[:, :2], np.float64) for episode in chosen]
-    draw_routes(panels[0], positions, ["tab:blue"] * len(positions), 0.4)
-    panels[0].set_title(f"data: {len(positions)} of {len(data):,} episodes")
+    draw_routes(panels[0], chosen, ["tab:blue"] * len(chosen), 0.4)
+    panels[0].set_title(f"data: {len(chosen)} of {len(data):,} episodes")
     for panel, (name, dataset) in zip(panels[1:3], played.items(), strict=True):
-        positions = [np.asarray(episode.observations[:, :2], np.float64) for episode in dataset]
-        draw_routes(panel, positions, [COLORS[bool(episode.terminated)] for episode in dataset], 0.5)
+        draw_routes(panel, dataset.episodes, [COLORS[episode.terminated] for episode in dataset], 0.5)
         reached = sum(episode.terminated for episode in dataset)
         panel.set_title(f"{name}: {reached} of {len(dataset)} reach the goal")
     moved = float(np.abs(paths - paths[:, :1]).max())
