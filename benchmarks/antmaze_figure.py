@@ -54,7 +54,8 @@ def candidates_of(trace: Path, step: int) -> tuple[Array, Array]:
     with np.load(trace, allow_pickle=False) as stored:
         found = np.flatnonzero((stored["env"] == 0) & (stored["step"] == step))
         if not len(found):
-            raise SystemExit(f"{trace}: no plan of environment 0 at step {step}; there are {stored['step'].max() + 1}")
+            last = stored["step"][stored["env"] == 0].max(initial=-1)
+            raise SystemExit(f"{trace}: no plan of environment 0 at step {step}; its last plan is at step {last}")
         plan = found[0]
         states, values, now = stored["states"][plan], stored["scores"][plan], stored["state"][plan]
     known = np.isfinite(values)

@@ -129,7 +129,7 @@ def test_the_figure_shows_routes_and_the_candidates_of_one_plan(tmp_path: Path) 
     paths, found = script["candidates_of"](tmp_path / "plans.npz", 7)
     assert found.tolist() == [0.5, -0.5]
     assert paths.tolist() == [[[9.0, 9.0], [1.0, 0.0], [2.0, 0.0]], [[9.0, 9.0], [3.0, 0.0], [4.0, 0.0]]]
-    with pytest.raises(SystemExit, match="no plan of environment 0 at step 9; there are 8"):
+    with pytest.raises(SystemExit, match="no plan of environment 0 at step 9; its last plan is at step 7"):
         script["candidates_of"](tmp_path / "plans.npz", 9)
     files = [word for name in ("data", "iql", "tt_q") for word in (f"--{name}", str(tmp_path / f"{name}.npz"))]
     words = [*files, "--trace", str(tmp_path / "plans.npz"), "--step", "7", "--routes", "2"]

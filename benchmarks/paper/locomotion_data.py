@@ -129,7 +129,7 @@ def data_parser(description: str | None, tasks: Sequence[str]) -> argparse.Argum
 def main(arguments: Sequence[str] | None = None) -> int:
     """Collect what is missing."""
     parser = data_parser(__doc__, TASKS)
-    parser.add_argument("--episodes", type=int, default=100, help="measure the best policy; 0: no facts")
+    parser.add_argument("--episodes", type=int, default=100, help="of the best policy without noise; 0: collect only")
     parser.add_argument("--workers", type=int, default=1, help="processes that play them")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
