@@ -121,11 +121,11 @@ def test_the_figure_shows_routes_and_the_candidates_of_one_plan(tmp_path: Path) 
     metadata = {"env": "AntMaze_UMaze-v5"}
     for name, ends in (("data", [True] * 3), ("iql", [False, True]), ("tt_q", [True, True])):
         save_npz(Dataset(tuple(journey(reached=end) for end in ends), metadata), tmp_path / f"{name}.npz")
-    states = np.zeros((2, 3, 2, 29))
-    states[1, :, :, 0] = [[1.0, 2.0], [3.0, 4.0], [np.nan, np.nan]]
-    values = np.array([[0.0, 0.0, 0.0], [0.5, -0.5, np.nan]])  # the last candidate is missing
-    now = np.full((2, 29), 9.0)
-    np.savez(tmp_path / "plans.npz", env=[0, 0], step=[0, 7], state=now, states=states, scores=values)
+    states = np.zeros((3, 3, 2, 29))
+    states[2, :, :, 0] = [[1.0, 2.0], [3.0, 4.0], [np.nan, np.nan]]
+    values = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.5, -0.5, np.nan]])  # the last candidate is missing
+    now = np.full((3, 29), 9.0)
+    np.savez(tmp_path / "plans.npz", env=[1, 0, 0], step=[7, 0, 7], state=now, states=states, scores=values)
     paths, found = script["candidates_of"](tmp_path / "plans.npz", 7)
     assert found.tolist() == [0.5, -0.5]
     assert paths.tolist() == [[[9.0, 9.0], [1.0, 0.0], [2.0, 0.0]], [[9.0, 9.0], [3.0, 0.0], [4.0, 0.0]]]
