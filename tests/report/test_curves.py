@@ -37,7 +37,8 @@ def test_curves_are_read_by_task_and_method(tmp_path: Path) -> None:
 
 
 def test_lines_are_means_over_seeds_at_the_share_of_training(tmp_path: Path) -> None:
-    hopper, walker, empty = curves_figure(results(tmp_path)).axes
+    figure = curves_figure(results(tmp_path))
+    hopper, walker, empty = figure.axes
     assert [axes.get_title() for axes in (hopper, walker)] == ["hopper-medium", "walker2d-medium"]
     line, ours = hopper.lines
     assert line.get_label() == "DT" and ours.get_label() == "TT quantile"
@@ -48,6 +49,8 @@ def test_lines_are_means_over_seeds_at_the_share_of_training(tmp_path: Path) -> 
     assert {(25.0, 1.0), (25.0, 3.0), (100.0, 4.0), (100.0, 8.0)} <= points
     assert len(walker.lines) == 1 and not walker.collections  # one seed has no error
     assert not empty.axison
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["BC", "DT", "TT quantile"]  # not in order of panels
 
 
 def test_the_report_draws_the_curves(tmp_path: Path) -> None:

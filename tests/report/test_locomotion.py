@@ -87,7 +87,7 @@ def test_bars_are_scores_by_task_and_sorted_averages(tmp_path: Path) -> None:
     drawn = [line[:, 1].tolist() for line in lines if len(line)]
     assert drawn == [[47.0 + index, 53.0 + index] for index in range(9)]  # ours; references have no standard error
     names = [label.get_text() for label in below.get_xticklabels()]
-    assert names == ["data", "best policy", "best policy, no noise", "IQL", "TT quantile"]
+    assert names == ["data", "best policy", "best policy,\nno noise", "IQL", "TT quantile"]
     assert [bar.get_height() for bar in below.containers[-1]] == pytest.approx([10.0, 20.0, 30.5, 40.0, 54.0])
     assert len({bar.get_facecolor() for bar in below.patches}) == 5
     with pytest.raises(ValueError, match="no method has results for all nine tasks"):

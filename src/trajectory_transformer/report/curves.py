@@ -45,7 +45,8 @@ def curves_figure(results: str | Path) -> Figure:
         panel.set_ylim(bottom=0.0)
     for panel in panels[len(found) :]:
         panel.set_axis_off()
-    handles = {str(line.get_label()): line for panel in panels for line in panel.lines}
+    drawn = {str(line.get_label()): line for panel in panels for line in panel.lines}
+    handles = {label: drawn[label] for label in (*BASELINES, "TT quantile") if label in drawn}
     figure.legend(handles.values(), handles, frameon=False, ncols=len(handles), loc="outside upper center")
     figure.supxlabel("percent of the training steps", fontsize="medium")
     figure.supylabel("normalised score", fontsize="medium")

@@ -142,7 +142,7 @@ def locomotion_figure(results: str | Path) -> Figure:
     colors = [_COLORS.get(label, "tab:orange") for label in shown]
     _bars(below, range(len(shown)), [complete[label] for label in shown], 0.7, colors)
     below.bar_label(below.containers[-1], fmt="%.0f", padding=3)
-    below.set_xticks(range(len(shown)), shown, fontsize="small")
+    below.set_xticks(range(len(shown)), [name.replace(", ", ",\n") for name in shown], fontsize="small")
     below.set_ylabel("average of nine tasks")
     return figure
 
