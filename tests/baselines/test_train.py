@@ -15,7 +15,7 @@ from tests.baselines.conftest import SMALL, SMALL_OF
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineMetrics, train_baseline
 from trajectory_transformer.baselines.algorithm import Settings
 from trajectory_transformer.baselines.data import Learner
-from trajectory_transformer.baselines.networks import Group, cosine
+from trajectory_transformer.baselines.networks import Group, cosine, mlp
 from trajectory_transformer.baselines.presets import changed
 from trajectory_transformer.baselines.runs import make_trainer
 from trajectory_transformer.baselines.train import BaselineTrainer, draw
@@ -177,6 +177,35 @@ def test_actions_outside_one_are_scaled_to_the_limits_of_the_data() -> None:
     own = baseline.algorithm.act(baseline.scaling.observations(torch.zeros(1, 1, 1)))[0].detach().numpy()
     expected = own * [2.5, 0.1] + [-0.5, 0.2]  # the middle of the limits, and half their distance
     np.testing.assert_allclose(baseline.policy().act(step), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cql", "brac"])
+def test_squashed_policies_aim_beyond_the_limits_and_are_clipped(name: str, tmp_path: Path) -> None:
+    actions = np.array([[-3.0], [2.0], [2.0]], np.float32)
+    episode = Episode(np.zeros((4, 1), np.float32), actions, np.zeros(3, np.float32), terminated=False)
+    settings = {**SMALL, "steps": 1, "action_margin": 0.25}
+    train_baseline(Dataset((episode,)), algorithm=name, settings=settings, out=tmp_path / "run", device="cpu")
+    scaling = Baseline.load(tmp_path / "run").scaling
+    np.testing.assert_allclose(scaling.actions(torch.from_numpy(actions)[None])[0], [[-0.8], [0.8], [0.8]], atol=1e-6)
+    aims = torch.tensor([[[-1.0], [-0.8], [0.0], [0.4], [0.9]]])
+    np.testing.assert_allclose(scaling.real_actions(aims)[0], [[-3.0], [-3.0], [-0.5], [0.75], [2.0]], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cql", "brac"])
+def test_actions_at_a_limit_are_cloned(name: str) -> None:
+    """Half of the actions are clipped at 1, the others lie around 0.5: the policy aims between them."""
+    rng = np.random.default_rng(0)
+    free = np.clip(rng.normal(0.5, 0.05, size=(1000, 1)), -1, 1)
+    actions = np.where(rng.random((1000, 1)) < 0.5, 1.0, free).astype(np.float32)
+    episode = Episode(np.zeros((1001, 1), np.float32), actions, np.zeros(1000, np.float32), terminated=False)
+    rates = {"actor_learning_rate": 1e-2} if name == "cql" else {"clone_learning_rate": 1e-2}
+    settings = {"steps": 300, "clone_steps": 300, "hidden": [8], "batch_size": 256, **rates}
+    baseline = train_baseline(Dataset((episode,)), algorithm=name, settings=settings, device="cpu")
+    tensors = baseline.algorithm.groups["actor" if name == "cql" else "behaviour"].tensors
+    (network,) = {key.partition(".")[0] for key in tensors}
+    mean, log_std = mlp(tensors, network, torch.zeros(1, 1, 1)).chunk(2, dim=-1)
+    assert 0.8 < baseline.scaling.real_actions(torch.tanh(mean)).item() < 0.88  # the mean of the data is 0.75
+    assert -1.0 < log_std.item() < 0.0  # without a margin, the distance to the limit makes it 0.5 or more
 
 
 def test_a_saved_baseline_loads_to_the_same_policy(tiny_dataset: Dataset, tmp_path: Path) -> None:

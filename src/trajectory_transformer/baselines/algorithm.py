@@ -51,6 +51,11 @@ class Settings:
     """raw: observations as recorded. standard: each dimension with mean 0 and standard deviation 1 in the data."""
     rewards: Rewards = "raw"
     """raw: as recorded. return-range: multiplied by 1000 / (best - worst return of the data). minus-one: minus 1."""
+    action_margin: float = 0.0
+    """How far beyond the limits of actions a policy may aim, as a share of their range; what it does is clipped.
+
+    A squashed Gaussian needs it: recorded actions at a limit would be infinite before squashing.
+    """
     tf32: bool = False
     """Round the inputs of matmuls to TF32 on a GPU, for tensor cores."""
 
@@ -60,6 +65,7 @@ class Settings:
         require(self.batch_size >= 1, "batch_size must be at least 1", self.batch_size)
         require(self.learning_rate > 0, "learning_rate must be above 0", self.learning_rate)
         require(min(self.hidden, default=0) >= 1, "hidden must be sizes of at least 1", self.hidden)
+        require(0 <= self.action_margin < 10, "action_margin must lie in [0, 10)", self.action_margin)
         require(self.states in ("raw", "standard"), "states must be raw or standard", self.states)
         known = ("raw", "return-range", "minus-one")
         require(self.rewards in known, f"rewards must be one of {', '.join(known)}", self.rewards)

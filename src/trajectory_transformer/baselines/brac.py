@@ -36,6 +36,7 @@ class BRACSettings(Settings):
     steps: int = 800_000
     learning_rate: float = 1e-3
     hidden: tuple[int, ...] = (300, 300)
+    action_margin: float = 0.1
     actor_hidden: tuple[int, ...] = (200, 200)
     """Sizes of the hidden layers of the policy and of the behaviour policy."""
     actor_learning_rate: float = 3e-4

@@ -26,6 +26,7 @@ class CQLSettings(Settings):
 
     hidden: tuple[int, ...] = (256, 256, 256)
     tf32: bool = True
+    action_margin: float = 0.1
     actor_learning_rate: float = 1e-4
     """Learning rate of the policy and of the entropy temperature."""
     discount: float = 0.99

@@ -49,7 +49,8 @@ class Scaling:
     observation_mean: Tensor  # [S, O]
     observation_std: Tensor  # [S, O]
     action_middle: Tensor  # [S, A]
-    action_range: Tensor  # [S, A], half the distance between the limits
+    action_range: Tensor  # [S, A], half the distance between the limits, and the margin
+    action_limit: Tensor  # [S], where the upper limits lie after scaling; 1 without a margin
     reward_scale: Tensor  # [S]
     reward_shift: Tensor  # [S], added after scaling
 
@@ -66,27 +67,30 @@ class Scaling:
         return (values - self.observation_mean[:, None]) / self.observation_std[:, None]
 
     def actions(self, values: Tensor) -> Tensor:
-        """Scale actions to [-1, 1]: [S, E, A] -> [S, E, A]."""
+        """Scale actions to [-1, 1] or, with a margin, to less: [S, E, A] -> [S, E, A]."""
         return (values - self.action_middle[:, None]) / self.action_range[:, None]
 
     def real_actions(self, values: Tensor) -> Tensor:
-        """Actions in the units of the dataset: [S, E, A] -> [S, E, A]."""
-        return values * self.action_range[:, None] + self.action_middle[:, None]
+        """Actions in the units of the dataset, clipped to the limits: [S, E, A] -> [S, E, A]."""
+        limit = self.action_limit[:, None, None]
+        return values.clamp(-limit, limit) * self.action_range[:, None] + self.action_middle[:, None]
 
 
 States = Literal["raw", "standard"]
 Rewards = Literal["raw", "return-range", "minus-one"]
 
 
-def fit_scaling(datasets: Sequence[Dataset], learners: Sequence[Learner], states: States, rewards: Rewards) -> Scaling:
-    """Fit the scaling of each dataset, and give each learner that of its own."""
-    fitted = [_fit_one(dataset, states, rewards) for dataset in datasets]
+def fit_scaling(
+    datasets: Sequence[Dataset], learners: Sequence[Learner], states: States, rewards: Rewards, margin: float = 0.0
+) -> Scaling:
+    """Fit the scaling of each dataset, and give each learner that of its own; `margin` is that of the settings."""
+    fitted = [_fit_one(dataset, states, rewards, margin) for dataset in datasets]
     chosen = [fitted[learner.dataset] for learner in learners]
     names = [field.name for field in fields(Scaling)]
     return Scaling(**{name: torch.stack([getattr(each, name) for each in chosen]) for name in names})
 
 
-def _fit_one(dataset: Dataset, states: States, rewards: Rewards) -> Scaling:
+def _fit_one(dataset: Dataset, states: States, rewards: Rewards, margin: float) -> Scaling:
     """The scaling of one dataset, without the dimension of learners."""
     observations = np.concatenate([with_goal(episode)[:-1] for episode in dataset]).astype(np.float64)
     mean, std = np.zeros(observations.shape[1]), np.ones(observations.shape[1])
@@ -100,7 +104,7 @@ def _fit_one(dataset: Dataset, states: States, rewards: Rewards) -> Scaling:
         scale = 1000.0 / (max(returns) - min(returns)) if max(returns) > min(returns) else 1.0
     elif rewards == "minus-one":
         shift = -1.0
-    parts = (mean, std, (low + high) / 2, (high - low) / 2, np.asarray(scale), np.asarray(shift))
+    parts = (mean, std, (low + high) / 2, (1 + margin) * (high - low) / 2, 1 / (1 + margin), scale, shift)
     return Scaling(*(torch.from_numpy(np.asarray(part, np.float32)) for part in parts))
 
 

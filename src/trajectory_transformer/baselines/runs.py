@@ -315,7 +315,7 @@ def make_trainer(
     numbers = least_numbers(settings, dims, len(seeds))
     check_memory(4 * numbers, f"{name} with hidden layers of {', '.join(map(str, settings.hidden))}")
     algorithm = kind(settings, sizes_of(dims), seeds, device)
-    scaling = fit_scaling(datasets, learners, settings.states, settings.rewards)
+    scaling = fit_scaling(datasets, learners, settings.states, settings.rewards, settings.action_margin)
     rows = algorithm.rows(datasets, learners, scaling, device)
     trainer: BaselineTrainer[Any] = BaselineTrainer(algorithm, rows, learners, device=device, backend=backend)
     return trainer, Baseline(name, algorithm, scaling.to(device), dims, seeds, dict(datasets[0].metadata))
