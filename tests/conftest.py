@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--ant_policies", type=Path, default=ants, help="folder of the walker to collect AntMaze data with"
     )
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C interrupt: a shell ignores it in what a script starts in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
