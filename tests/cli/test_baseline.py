@@ -124,6 +124,7 @@ def test_invalid_input_is_answered_with_one_sentence(refused: Refused, made: Pat
     )
     refused("setting steps must be int", "baseline", data, "--settings", "{steps: many}", "--out", "x")
     refused("expectile must lie in", "baseline", data, "--settings", "{expectile: 1.5}", "--out", "x")
+    refused("action_margin must lie in", "baseline", data, "--settings", "{action_margin: -0.1}", "--out", "x")
     refused("the same setting", "baseline", data, "--settings", "{steps: 5}", "--steps", 6, "--out", "x")
     refused("backend captured cannot be used here: it needs a GPU", "baseline", data, "--backend", "captured")
     refused("is a baseline, .*leave out --search.horizon", "evaluate", made / "iql", "--search.horizon", 3)
