@@ -17,7 +17,7 @@ from trajectory_transformer.baselines.distributions import gaussian_kl, squashed
 from trajectory_transformer.baselines.networks import Copy, Group, Network, Tensors, frozen, init_networks, mlp, twin_q
 from trajectory_transformer.config import require
 
-LOG_STD = (-5.0, 2.0)  # limits of the log standard deviation of both policies
+LOG_STD = (-5.0, 0.0)  # limits of the log standard deviation of both policies
 MAX_ACTION = 0.999  # recorded actions beyond this would have an unbounded density before squashing
 
 PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -67,7 +67,7 @@ class BRAC(TransitionAlgorithm):
     """Twin critics whose targets pay for the divergence of the next state, and a policy that pays for its own."""
 
     settings: BRACSettings
-    losses = ("clone_loss", "critic_loss", "actor_losses")
+    losses = ("clone_terms", "critic_loss", "actor_losses")
 
     def __init__(self, settings: BRACSettings, sizes: Sizes, seeds: Sequence[int], device: torch.device) -> None:
         """Networks with random weights; policies have the mean and the log standard deviation of a Gaussian."""
@@ -78,8 +78,14 @@ class BRAC(TransitionAlgorithm):
         self.critics = Group(init_networks(critics, seeds), settings.learning_rate, device=device)
         self.actor = Group(init_networks(policy, seeds), settings.actor_learning_rate, device=device)
         self.behaviour = Group(init_networks(behaviour, seeds), settings.clone_learning_rate, device=device)
+        self.temperature = Group({"value": torch.ones(len(seeds), 1)}, settings.clone_learning_rate, device=device)
         self.targets = Copy(self.critics)
-        self.groups = {"critics": self.critics, "actor": self.actor, "behaviour": self.behaviour}
+        self.groups = {
+            "critics": self.critics,
+            "actor": self.actor,
+            "behaviour": self.behaviour,
+            "temperature": self.temperature,
+        }
         self.copies = {"critics": self.targets}
         self.action_dim = a
         self.noise = 2 * a
@@ -92,11 +98,13 @@ class BRAC(TransitionAlgorithm):
 
     def update(self, batch: Batch, noise: Tensor, variant: str) -> dict[str, Tensor]:
         """Take one training step: the behaviour policy, or critics, policy and targets."""
-        if variant == "clone":
-            clone_loss = self.clone_loss(batch)
-            self.behaviour.minimize(clone_loss.sum())
-            return {"behaviour": clone_loss.detach()}
         following, own = torch.split(noise, self.action_dim, dim=-1)
+        if variant == "clone":
+            recorded, sampled = self.clone_terms(batch, own)
+            temperature = torch.relu(self.temperature.tensors["value"][:, 0])
+            self.behaviour.minimize((temperature.detach() * sampled - recorded).sum())
+            self.temperature.minimize((temperature * (self.action_dim - sampled.detach())).sum())
+            return {"behaviour": -recorded.detach(), "temperature": temperature.detach()}
         critic_loss = self.critic_loss(batch, following)
         self.critics.minimize(critic_loss.sum())
         value, divergence = self.actor_losses(batch, own)
@@ -105,11 +113,16 @@ class BRAC(TransitionAlgorithm):
         self.targets.follow(self.critics, self.settings.target_rate)
         return {"critic": critic_loss.detach(), "value": value.detach(), "divergence": divergence.detach()}
 
-    def clone_loss(self, batch: Batch) -> Tensor:
-        """Negative log-likelihood of the recorded actions under the behaviour policy [S]."""
+    def clone_terms(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean log-probabilities of the recorded actions and of own actions under the behaviour policy, each [S].
+
+        The second one times the temperature is a penalty that keeps the entropy above -A: a behaviour policy that is
+        narrower would make the divergence of almost every other policy huge.
+        """
         mean, log_std = gaussian(self.behaviour.tensors, "behaviour", batch.observations)
-        raw = torch.atanh(batch.actions.clamp(-MAX_ACTION, MAX_ACTION))
-        return -squashed_log_prob(raw, mean, log_std).mean(dim=1)
+        recorded = torch.atanh(batch.actions.clamp(-MAX_ACTION, MAX_ACTION))
+        own = mean + log_std.exp() * normal(noise)
+        return tuple(squashed_log_prob(raw, mean, log_std).mean(dim=1) for raw in (recorded, own))
 
     def critic_loss(self, batch: Batch, noise: Tensor) -> Tensor:
         """Squared errors of the two Q networks (their sum) [S]."""
@@ -149,8 +162,9 @@ class BRAC(TransitionAlgorithm):
 
 def gaussian(tensors: Tensors, name: str, observations: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and log standard deviation before squashing, each [S, B, A]."""
-    mean, log_std = mlp(tensors, name, observations).chunk(2, dim=-1)
-    return mean, log_std.clamp(*LOG_STD)
+    mean, spread = mlp(tensors, name, observations).chunk(2, dim=-1)
+    low, high = LOG_STD
+    return mean, low + 0.5 * (high - low) * (torch.tanh(spread) + 1.0)
 
 
 PRESETS = {"brac": Preset(BRAC, BRACSettings())}
