@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.antmaze_baselines import trained
 from benchmarks.antmaze_data import TASKS
 from benchmarks.paper.table import MORE_TO_DO, TT, Job, Queue, command, split_flags, summary
 from trajectory_transformer.gpu.backends import find_device
@@ -70,8 +71,12 @@ class Plan:
         return Path(self.options.work / "runs" / f"{task}_tt_{seed}" / "training.json")
 
     def baseline(self, task: str, method: str) -> Path:
-        """Written when the training of a baseline ends, with all seeds."""
-        return Path(self.options.work / "runs" / f"{task}_{method}" / "training.json")
+        """The checkpoint of a baseline with all seeds."""
+        return Path(self.options.work / "runs" / f"{task}_{method}")
+
+    def trained(self, method: str) -> Path:
+        """Written when the training of a baseline on all tasks ends."""
+        return trained(self.options.work / "runs", method, self.options.tasks)
 
     def played(self, task: str, method: str, seed: int | None = None, search: str = "score") -> Path:
         """Episodes of a method; those of baselines are of all training seeds."""
@@ -97,40 +102,36 @@ class Plan:
             out.with_name("run.json"),
         )
 
-    def train_baseline(self, task: str, method: str) -> Job:
-        """Train a baseline with all seeds at once."""
-        out, data, device = self.baseline(task, method), self.data(task), ("--device", self.options.device)
-        settings = self.options.settings.get(method, {})
-        words: list[object] = ["--algorithm", BASELINES[method], "--out", out.parent]
-        words += ["--seeds", json.dumps(list(range(self.options.seeds)))]
-        words += ["--steps", self.options.baseline_steps] if self.options.baseline_steps else []
+    def train_baseline(self, method: str) -> Job:
+        """Train a baseline on all tasks, with all seeds, at once."""
+        options, out, tasks = self.options, self.trained(method), self.options.tasks
+        script, data = Path(__file__).with_name("antmaze_baselines.py"), [self.data(task) for task in tasks]
+        settings = dict(options.settings.get(method, {}))
+        if options.baseline_steps:
+            settings["steps"] = options.baseline_steps
+        words: list[object] = ["--method", method, "--datasets", data[0].parent, "--runs", out.parents[1]]
+        words += ["--tasks", *tasks, "--seeds", options.seeds, "--device", options.device]
         words += ["--settings", json.dumps(settings)] if settings else []
-        return Job(
-            "train",
-            out,
-            command(*TT, "baseline", data, *words, *device),
-            (data, self.facts(task)),
-            command(*TT, "baseline", data, "--resume", out.parent, *device),
-            out.with_name("run.json"),
-        )
+        needs = (*data, *(self.facts(task) for task in tasks))
+        return Job("train", out, command(sys.executable, script, BASELINES[method], *words), needs)
 
     def play_baseline(self, task: str, method: str) -> Job:
         """Play all training seeds of a baseline."""
         run, out = self.baseline(task, method), self.played(task, method)
-        return Job("play", out, self._evaluate(run.parent, out, self.options.episodes, SCORE_SEED), (run,))
+        return Job("play", out, self._evaluate(run, out, self.options.episodes, SCORE_SEED), (self.trained(method),))
 
     def play(self, task: str, method: str, seed: int, search: str, *, tuning: bool = False) -> Job:
         """Play episodes with one model."""
-        run, q = self.model(task, seed), self.baseline(task, "iql")
+        run = self.model(task, seed)
         out = self.played(task, method, seed, f"tuning-{search}" if tuning else "score")
         settings = {**SEARCHES[search], **({"horizon": 1} if method == "greedy_q" else {})}
         flags = [word for key, value in settings.items() for word in (f"--search.{key}", value)]
-        guide = [] if method == "tt" else ["--q", q.parent, "--training_seed", seed]
+        guide = [] if method == "tt" else ["--q", self.baseline(task, "iql"), "--training_seed", seed]
         episodes, first = self.options.episodes, SCORE_SEED
         if tuning:
             episodes, first = self.options.tuning_episodes, TUNING_SEED
         words = self._evaluate(run.parent, out, episodes, first, "--plan", "return", *guide, *self.search_flags, *flags)
-        return Job("play", out, words, (run,) if method == "tt" else (run, q))
+        return Job("play", out, words, (run,) if method == "tt" else (run, self.trained("iql")))
 
     def _evaluate(self, run: Path, out: Path, episodes: int, seed: int, *more: object) -> tuple[str, ...]:
         words = ("--episodes", episodes, "--num_envs", min(episodes, self.options.num_envs), "--seed", seed)
@@ -145,10 +146,10 @@ class Plan:
         needed = [method for method in BASELINES if method in options.methods]
         if {"greedy_q", "tt_q"} & set(planners) and "iql" not in needed:
             needed.append("iql")
+        found += [self.train_baseline("iql")] if "iql" in needed else []
         for task in options.tasks:
-            found += [self.train_baseline(task, "iql")] if "iql" in needed else []
             found += [self.train(task, seed) for seed in range(options.seeds)] if planners else []
-        found += [self.train_baseline(task, each) for task in options.tasks for each in needed if each != "iql"]
+        found += [self.train_baseline(each) for each in needed if each != "iql"]
         return found
 
     def tunings(self) -> list[Job]:

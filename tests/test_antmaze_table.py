@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 
 pytest.importorskip("gymnasium_robotics", reason="needs pip install 'trajectory-transformer[mazes]'")
 
+from trajectory_transformer.baselines import Baseline, train_baseline
 from trajectory_transformer.cli import COMMANDS
 from trajectory_transformer.cli.parser import parse
 from trajectory_transformer.config import Sampler
@@ -40,8 +42,8 @@ def test_every_command_parses_and_every_input_is_made_by_a_job(tmp_path: Path) -
     made = {job.out for job in jobs} | {plan.data(task) for task in SCRIPT["TASKS"]}
     assert all(path in made for job in jobs for path in job.needs)
     assert len({job.out for job in jobs}) == len(jobs)
-    # Five datasets; three models and four baselines of each; two searches; four baselines and three planners played.
-    assert len(jobs) == 5 + 5 * (3 + 4) + 5 * 2 + 5 * (4 + 3 * 3)
+    # Five datasets with three models each; four baselines; two searches; four baselines and three planners played.
+    assert len(jobs) == 5 + 5 * 3 + 4 + 5 * 2 + 5 * (4 + 3 * 3)
     for job in jobs:
         for words in (job.command, job.resume):
             if "trajectory_transformer" in words:
@@ -106,6 +108,43 @@ def test_the_table_holds_percent_of_episodes_by_task_and_method(
     assert metrics["umaze_iql_stderr"] == pytest.approx(25.0)  # 50 and 0
     cell = json.loads((tmp_path / "out" / "umaze_tt_q.json").read_text())
     assert cell["successes"] == [[100.0, 100.0], [100.0, 0.0]] and cell["metrics"]["success_percent_episodes"] == 4
+
+
+def test_learners_of_several_mazes_are_those_of_each_maze_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = runpy.run_path(str(BENCHMARKS / "antmaze_baselines.py"))
+    rng = np.random.default_rng(0)
+    for task, size in (("umaze", 1.0), ("large-play", 3.0)):
+        states = rng.normal(scale=size, size=(41, 29)).astype(np.float32)
+        actions, rewards = rng.uniform(-1, 1, size=(40, 8)).astype(np.float32), np.zeros(40, np.float32)
+        save_npz(Dataset((Episode(states, actions, rewards, True),), {"env": task}), tmp_path / f"antmaze-{task}.npz")
+    settings = {"hidden": [8], "steps": 12, "batch_size": 4}
+    words = ["iql-antmaze", "--method", "iql", "--datasets", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    words += ["--tasks", "umaze", "large-play", "--seeds", "2", "--settings", json.dumps(settings), "--device", "cpu"]
+
+    class Interrupted:
+        """Ctrl-C that comes before the first step."""
+
+        def __enter__(self) -> list[int]:
+            return [2]
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    done = script["trained"](tmp_path / "runs", "iql", ["umaze", "large-play"])
+    with monkeypatch.context() as patch:
+        patch.setitem(script["train"].__globals__, "noted_interrupts", Interrupted)
+        assert script["main"](words) == 130
+    assert not done.exists() and not (tmp_path / "runs" / "umaze_iql").exists()
+    assert script["main"](words) == 0 and json.loads(done.read_text())["metrics"]["steps"] < 12
+    for task in ("umaze", "large-play"):
+        together = Baseline.load(tmp_path / "runs" / f"{task}_iql")
+        assert together.seeds == (0, 1) and together.metadata["env"] == task
+        own = load_npz(tmp_path / f"antmaze-{task}.npz")
+        alone = train_baseline(own, algorithm="iql-antmaze", settings=settings, seeds=[1], device="cpu")
+        inputs = torch.randn(5, 29), torch.rand(5, 8)
+        torch.testing.assert_close(together.q_function(1)(*inputs), alone.q_function(1)(*inputs))
 
 
 def test_the_figure_shows_routes_and_the_candidates_of_one_plan(tmp_path: Path) -> None:
