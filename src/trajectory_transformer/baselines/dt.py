@@ -36,6 +36,7 @@ class DTSettings(Settings):
     learning_rate: float = 1e-4
     hidden: tuple[int, ...] = (128, 128, 128)
     states: States = "standard"
+    tf32: bool = True
     context: int = 20
     """Steps that the model sees, the current one included."""
     num_heads: int = 1

@@ -36,6 +36,7 @@ class MBOPSettings(Settings):
     batch_size: int = 512
     hidden: tuple[int, ...] = (500, 500)
     states: States = "standard"
+    tf32: bool = True
     num_networks: int = 3
     """Networks of each ensemble."""
     horizon: int = 8
