@@ -106,6 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--routes", type=int, default=60, help="episodes of the data to draw")
     parser.add_argument("--out", type=Path, default=Path("docs/images/antmaze.png"))
     options = parser.parse_args(arguments)
+    for path in (options.data, options.iql, options.tt_q, options.trace):
+        if not path.is_file():
+            parser.error(f"{path} does not exist")
     played = {"IQL": load_npz(options.iql), "TT + Q": load_npz(options.tt_q)}
     paths, values = candidates_of(options.trace, options.step)
     save_figure(draw(load_npz(options.data), played, paths, values, routes=options.routes), options.out)

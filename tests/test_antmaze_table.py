@@ -147,7 +147,9 @@ def test_learners_of_several_mazes_are_those_of_each_maze_alone(
         torch.testing.assert_close(together.q_function(1)(*inputs), alone.q_function(1)(*inputs))
 
 
-def test_the_figure_shows_routes_and_the_candidates_of_one_plan(tmp_path: Path) -> None:
+def test_the_figure_shows_routes_and_the_candidates_of_one_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = runpy.run_path(str(BENCHMARKS / "antmaze_figure.py"))
     maze = AntMaze("AntMaze_UMaze-v5")
     start, goal = np.array(maze.center(maze.start_cell)), np.array(maze.goal)
@@ -174,6 +176,9 @@ def test_the_figure_shows_routes_and_the_candidates_of_one_plan(tmp_path: Path) 
     words = [*files, "--trace", str(tmp_path / "plans.npz"), "--step", "7", "--routes", "2"]
     script["main"]([*words, "--out", str(tmp_path / "x.png")])
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit):
+        script["main"]([*words, "--trace", str(tmp_path / "missing.npz")])
+    assert "missing.npz does not exist" in capsys.readouterr().err
     played = {"IQL": load_npz(tmp_path / "iql.npz"), "TT + Q": load_npz(tmp_path / "tt_q.npz")}
     figure = script["draw"](load_npz(tmp_path / "data.npz"), played, paths, found, routes=2)
     titles = [axes.get_title() for axes in figure.axes[:4]]
