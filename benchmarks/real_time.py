@@ -4,7 +4,8 @@
 
 The weights are random; they only affect how many ancestors candidates share. `plan_ms_p50` and `plan_ms_p99` are for
 hopper's sizes with beam 256, expansion 2, context 5, horizon 15 and a model whose window covers both; `sliding` uses
-the authors' window of 5. `naive` and `cached` run in the same process, with the same search.
+the authors' window of 5. `naive` and `cached` run in the same process, with the same search. `antmaze` is the preset
+`default` at AntMaze's sizes, `antmaze_q` the same with the Q networks of IQL as objective; `q_cost` is their ratio.
 """
 
 import argparse
@@ -18,6 +19,9 @@ from typing import Literal
 import numpy as np
 import torch
 
+from trajectory_transformer.baselines import PRESETS
+from trajectory_transformer.baselines.data import Learner
+from trajectory_transformer.baselines.runs import make_trainer
 from trajectory_transformer.config import ModelConfig, Sampler, SearchConfig, TokenConfig
 from trajectory_transformer.data.episode import Dataset, Episode
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
@@ -25,12 +29,22 @@ from trajectory_transformer.planner import Planner
 from trajectory_transformer.results import write_result
 from trajectory_transformer.rollout import Step
 
-SIZES = {"hopper": (11, 3), "halfcheetah": (17, 6), "ant": (27, 8)}
+SIZES = {"hopper": (11, 3), "halfcheetah": (17, 6), "ant": (27, 8), "antmaze": (29, 8)}
 BASE = SearchConfig(beam_width=256, horizon=15, context=5, expansion=2, action=Sampler(nucleus=0.4), first_action=None)
 
 
 def make_model(task: str, window: int, device: torch.device) -> TrajectoryModel:
     """The paper's model at the sizes of a task, with random weights large enough to distinguish tokens."""
+    config = ModelConfig(window=window, dropout=0.0)
+    model = TrajectoryModel.create(make_dataset(task), TokenConfig(), config, seed=0)
+    with torch.no_grad():
+        model.gpt.token_embedding.weight.normal_(generator=torch.Generator().manual_seed(0))
+    model.gpt.to(device)
+    return model
+
+
+def make_dataset(task: str) -> Dataset:
+    """Noise with the sizes of a task."""
     observation_dim, action_dim = SIZES[task]
     rng = np.random.default_rng(0)
     episodes = [
@@ -42,28 +56,28 @@ def make_model(task: str, window: int, device: torch.device) -> TrajectoryModel:
         )
         for index in range(5)
     ]
-    config = ModelConfig(window=window, dropout=0.0)
-    model = TrajectoryModel.create(Dataset(tuple(episodes)), TokenConfig(), config, seed=0)
-    with torch.no_grad():
-        model.gpt.token_embedding.weight.normal_(generator=torch.Generator().manual_seed(0))
-    model.gpt.to(device)
-    return model
+    return Dataset(tuple(episodes))
+
+
+def q_planner(model: TrajectoryModel, config: SearchConfig) -> Planner:
+    """Plan by the Q networks of IQL at AntMaze's sizes, with random weights."""
+    settings, learners = PRESETS["iql-antmaze"].settings, [Learner(0)]
+    _, baseline = make_trainer("iql-antmaze", settings, [make_dataset("antmaze")], learners, device=model.device)
+    return Planner(model, objective=baseline.objective(model), search=config, seed=0)
 
 
 class Loop:
     """Controls an environment of noise."""
 
-    def __init__(
-        self, model: TrajectoryModel, config: SearchConfig, *, num_envs: int = 1, forgetful: bool = False
-    ) -> None:
+    def __init__(self, planner: Planner, *, num_envs: int = 1, forgetful: bool = False) -> None:
         """Control `num_envs` systems at once; a forgetful loop starts a new episode with every step."""
         self._forgetful = forgetful
-        self._policy = Planner(model, kind="return", discount=0.99, search=config, seed=0).policy()
+        self._policy = planner.policy()
         self._rng = np.random.default_rng(1)
-        self._shape = (num_envs, model.layout.observation_dim)
+        self._shape = (num_envs, planner.model.layout.observation_dim)
         self._first = True
         self.actions: list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = []
-        for _ in range(config.context + 2):  # fill the context, and compile or capture whatever is made once
+        for _ in range(planner.search.context + 2):  # fill the context, and compile or capture whatever is made once
             self.step()
 
     def step(self) -> float:
@@ -80,6 +94,11 @@ class Loop:
         started = time.perf_counter()
         self.actions.append(self._policy.act(step))
         return time.perf_counter() - started
+
+
+def return_planner(model: TrajectoryModel, config: SearchConfig) -> Planner:
+    """Plan by predicted returns."""
+    return Planner(model, kind="return", discount=0.99, search=config, seed=0)
 
 
 def measure(loop: Loop, repeats: int) -> tuple[float, float]:
@@ -108,19 +127,22 @@ def main() -> None:
         return median
 
     hopper, sliding = make_model("hopper", 21, device), make_model("hopper", 10, device)
-    fused = report("", Loop(hopper, BASE), repeats)
+    fused = report("", Loop(return_planner(hopper, BASE)), repeats)
     for width in (128, 32):
-        report(f"beam_{width}", Loop(hopper, replace(BASE, beam_width=width)), repeats)
-    report("float32", Loop(hopper, replace(BASE, backend="fused-float32")), 10)
-    report("sliding", Loop(sliding, replace(BASE, context=4, window=5)), repeats)
+        report(f"beam_{width}", Loop(return_planner(hopper, replace(BASE, beam_width=width))), repeats)
+    report("float32", Loop(return_planner(hopper, replace(BASE, backend="fused-float32"))), 10)
+    report("sliding", Loop(return_planner(sliding, replace(BASE, context=4, window=5))), repeats)
     for task in ("halfcheetah", "ant"):
-        report(task, Loop(make_model(task, 21, device), BASE), repeats)
+        report(task, Loop(return_planner(make_model(task, 21, device), BASE)), repeats)
+    antmaze = make_model("antmaze", 10, device)
+    plain = report("antmaze", Loop(return_planner(antmaze, SearchConfig())), repeats)
+    metrics["q_cost"] = report("antmaze_q", Loop(q_planner(antmaze, SearchConfig())), repeats) / plain
     backends: tuple[Literal["cached", "naive"], ...] = ("cached", "naive")
     for name in backends:
-        slow = report(name, Loop(hopper, replace(BASE, backend=name)), 3)
+        slow = report(name, Loop(return_planner(hopper, replace(BASE, backend=name))), 3)
         metrics[f"speedup_over_{name}"] = slow / fused
     num_envs = 64
-    median, _ = measure(Loop(hopper, replace(BASE, beam_width=128), num_envs=num_envs), 10)
+    median, _ = measure(Loop(return_planner(hopper, replace(BASE, beam_width=128)), num_envs=num_envs), 10)
     metrics["plans_per_second_64_envs"] = 1000 * num_envs / median
     print(f"{num_envs} environments, beam 128: {1000 * num_envs / median:.0f} plans/s")
 
@@ -128,7 +150,9 @@ def main() -> None:
     # episode, because a different action would change the prompts of later steps.
     config = replace(BASE, beam_width=64, context=0)
     precisions: tuple[Literal["fused", "fused-float32"], ...] = ("fused", "fused-float32")
-    loops = [Loop(hopper, replace(config, backend=each), num_envs=16, forgetful=True) for each in precisions]
+    loops = [
+        Loop(return_planner(hopper, replace(config, backend=each)), num_envs=16, forgetful=True) for each in precisions
+    ]
     for loop in loops:
         measure(loop, 2 if options.quick else 8)
     pairs = zip(*(np.concatenate(loop.actions) for loop in loops), strict=True)

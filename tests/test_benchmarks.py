@@ -111,16 +111,17 @@ def test_plan_times_on_a_straight_line_have_distance_zero() -> None:
     assert distance({5: 5.0, 10: 12.0, 15: 15.0, 20: 20.0}) == pytest.approx(1 - 5 / 5.8, abs=1e-9)
 
 
-def test_forgetful_loops_plan_the_same_whatever_they_did_before() -> None:
+@pytest.mark.parametrize(("task", "planner"), [("hopper", "return_planner"), ("antmaze", "q_planner")])
+def test_forgetful_loops_plan_the_same_whatever_they_did_before(task: str, planner: str) -> None:
     script = runpy.run_path(str(BENCHMARKS / "real_time.py"))
-    model = script["make_model"]("hopper", 3, torch.device("cpu"))
+    model = script["make_model"](task, 3, torch.device("cpu"))
     config = SearchConfig(beam_width=2, horizon=1, context=1)
-    loops = [script["Loop"](model, config, num_envs=2, forgetful=True) for _ in range(2)]
+    loops = [script["Loop"](script[planner](model, config), num_envs=2, forgetful=True) for _ in range(2)]
     for loop in loops:
         median, tail = script["measure"](loop, 3)
         assert 0.0 < median <= tail
     first, second = (np.concatenate(loop.actions) for loop in loops)
-    assert first.shape == (2 * (config.context + 2 + 3), 3)
+    assert first.shape == (2 * (config.context + 2 + 3), model.layout.action_dim)
     np.testing.assert_array_equal(first, second)
 
 
