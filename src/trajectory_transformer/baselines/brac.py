@@ -120,9 +120,10 @@ class BRAC(TransitionAlgorithm):
         narrower would make the divergence of almost every other policy huge.
         """
         mean, log_std = gaussian(self.behaviour.tensors, "behaviour", batch.observations)
-        recorded = torch.atanh(batch.actions.clamp(-MAX_ACTION, MAX_ACTION))
+        raw = torch.atanh(batch.actions.clamp(-MAX_ACTION, MAX_ACTION))
         own = mean + log_std.exp() * normal(noise)
-        return tuple(squashed_log_prob(raw, mean, log_std).mean(dim=1) for raw in (recorded, own))
+        recorded, sampled = (squashed_log_prob(each, mean, log_std).mean(dim=1) for each in (raw, own))
+        return recorded, sampled
 
     def critic_loss(self, batch: Batch, noise: Tensor) -> Tensor:
         """Squared errors of the two Q networks (their sum) [S]."""
