@@ -158,6 +158,22 @@ def test_the_cloned_policy_keeps_an_entropy_of_minus_its_dimensions() -> None:
     torch.testing.assert_close(log_std, torch.full_like(log_std, expected), atol=0.15, rtol=0.0)
 
 
+def test_the_temperature_of_cloning_stops_at_zero_and_rises_again() -> None:
+    brac = BRAC(replace(TINY, clone_learning_rate=1e-2), Sizes(3, 2), (0, 1), CPU)
+    batch = random_batch()
+    noise = torch.rand(2, 5, 4, generator=torch.Generator().manual_seed(1))
+    weights = brac.behaviour.flat.clone()
+    bias = brac.behaviour.tensors["behaviour.1.bias"].data  # of the means and of the deviations
+    found = []
+    for spread, steps in ((3.0, 150), (-3.0, 100)):  # a wide policy, then a narrow one
+        for _ in range(steps):
+            brac.behaviour.flat.data.copy_(weights)
+            bias[..., 2:] = spread
+            losses = brac.update(batch, noise, "clone")
+        found.append(losses["temperature"].clone())
+    assert found[0].tolist() == [0.0, 0.0] and (found[1] > 0.2).all()
+
+
 def test_brac_learns_to_hold_a_point() -> None:
     settings = {**SMALL, "actor_hidden": [32, 32], "steps": 700, "clone_steps": 150, "warmup_steps": 50}
     settings |= {"learning_rate": 3e-3, "actor_learning_rate": 3e-3, "clone_learning_rate": 3e-3, "discount": 0.8}

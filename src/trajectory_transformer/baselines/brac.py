@@ -101,9 +101,10 @@ class BRAC(TransitionAlgorithm):
         following, own = torch.split(noise, self.action_dim, dim=-1)
         if variant == "clone":
             recorded, sampled = self.clone_terms(batch, own)
-            temperature = torch.relu(self.temperature.tensors["value"][:, 0])
+            temperature = self.temperature.tensors["value"][:, 0]
             self.behaviour.minimize((temperature.detach() * sampled - recorded).sum())
             self.temperature.minimize((temperature * (self.action_dim - sampled.detach())).sum())
+            self.temperature.flat.clamp_(min=0.0)
             return {"behaviour": -recorded.detach(), "temperature": temperature.detach()}
         critic_loss = self.critic_loss(batch, following)
         self.critics.minimize(critic_loss.sum())
