@@ -57,8 +57,21 @@ def test_planners_differ_in_q_and_horizon_and_tuning_has_seeds_of_its_own(tmp_pa
     q = f"--q {plan.options.work / 'runs' / 'umaze_iql'} --training_seed 2"
     assert [q in words[method] for method in ("greedy_q", "tt", "tt_q")] == [True, False, True]
     assert "--search.horizon 1 " in words["greedy_q"] and "--search.horizon 10 " in words["tt_q"]
+    waits = [plan.trained("iql") in plan.play("umaze", method, 2, "long").needs for method in SCRIPT["PLANNERS"]]
+    assert waits == [True, False, True]
     tuning = " ".join(plan.play("umaze", "tt_q", 0, "long", tuning=True).command)
     assert "--seed 5000000" in tuning and "--seed 7000000" in words["tt_q"]
+
+
+def test_a_baseline_trains_on_all_tasks_with_the_settings_given(tmp_path: Path) -> None:
+    given = json.dumps({"cql": {"conservative_weight": 5.0}})
+    plan = make_plan(tmp_path, "--tasks", "umaze", "large-play", "--baseline_steps", 7, "--settings", given)
+    for method, preset, own in (("iql", "iql-antmaze", {}), ("cql", "cql", {"conservative_weight": 5.0})):
+        job = plan.train_baseline(method)
+        words = job.command
+        assert preset in words and " --tasks umaze large-play --seeds 3 " in " ".join(words)
+        assert json.loads(words[words.index("--settings") + 1]) == {**own, "steps": 7}
+        assert {plan.data("umaze"), plan.data("large-play")} <= set(job.needs)
 
 
 def test_free_searches_sample_from_the_nucleus(tmp_path: Path) -> None:
