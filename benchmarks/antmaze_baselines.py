@@ -12,17 +12,13 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.antmaze_data import TASKS
+from benchmarks.baselines_together import make_together, mean_losses, progress_line, save_apart
 from trajectory_transformer.baselines import PRESETS
-from trajectory_transformer.baselines.data import Learner
 from trajectory_transformer.baselines.presets import changed, settings_dict
-from trajectory_transformer.baselines.runs import make_trainer
 from trajectory_transformer.data.episode import load_npz
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.results import write_result
@@ -40,10 +36,8 @@ def train(options: argparse.Namespace) -> bool:
     """Train to the end or to Ctrl-C; whether it is finished."""
     settings = changed(PRESETS[options.preset].settings, options.settings)
     datasets = [load_npz(options.datasets / f"antmaze-{task}.npz") for task in options.tasks]
-    seeds = range(options.seeds)
-    learners = [Learner(seed, index) for index in range(len(datasets)) for seed in seeds]
-    device = find_device(options.device)
-    trainer, baseline = make_trainer(options.preset, settings, datasets, learners, device=device)
+    seeds, device = range(options.seeds), find_device(options.device)
+    trainer, baseline = make_together(options.preset, settings, datasets, seeds, device)
     out = trained(options.runs, options.method, options.tasks)
     out.parent.mkdir(parents=True, exist_ok=True)
     resume = out.with_name("resume.safetensors")
@@ -55,10 +49,8 @@ def train(options: argparse.Namespace) -> bool:
     with noted_interrupts() as interrupts:
         for metrics in trainer.run():
             if metrics is not None:
-                losses = {name: float(np.mean(values)) for name, values in metrics.losses.items()}
-                shown = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())
-                speed, left = metrics.steps_per_second, metrics.seconds_left
-                print(f"step {metrics.step}: {shown}; {speed:,.0f} steps/s, {left:.0f} s left", flush=True)
+                losses = mean_losses(metrics)
+                print(progress_line(options.method, metrics), flush=True)
             now = time.monotonic()
             if interrupts or now - saved > CHECKPOINT_SECONDS or trainer.step == trainer.total_steps:
                 trainer.save(resume)
@@ -67,9 +59,7 @@ def train(options: argparse.Namespace) -> bool:
                 break
     if trainer.step < trainer.total_steps:
         return False
-    for index, task in enumerate(options.tasks):
-        own = baseline.take(range(index * len(seeds), (index + 1) * len(seeds)))
-        replace(own, metadata=dict(datasets[index].metadata)).save(options.runs / f"{task}_{options.method}")
+    save_apart(baseline, datasets, seeds, [options.runs / f"{task}_{options.method}" for task in options.tasks])
     seconds, steps = time.monotonic() - started, trainer.step - first
     write_result(
         out,
@@ -95,7 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="number of training seeds")
     parser.add_argument("--settings", type=json.loads, default={}, help='to change, as {"steps": 1000}')
     parser.add_argument("--device", default="auto")
-    return 0 if train(parser.parse_args(arguments)) else 130
+    options = parser.parse_args(arguments)
+    missing = [path for task in options.tasks if not (path := options.datasets / f"antmaze-{task}.npz").is_file()]
+    if missing:
+        parser.error(f"{missing[0]} does not exist; benchmarks/antmaze_data.py collects it")
+    return 0 if train(options) else 130
 
 
 if __name__ == "__main__":

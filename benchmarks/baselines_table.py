@@ -33,13 +33,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.baselines_players import SCORE_SEED, OutOfTimeError, Players
+from benchmarks.baselines_together import make_together, progress_line, save_apart
 from benchmarks.paper.locomotion_data import TASKS, make_dataset, parts_of
 from benchmarks.paper.table import MORE_TO_DO, Job, Queue, command, summary
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineTrainer
 from trajectory_transformer.baselines.algorithm import Settings
-from trajectory_transformer.baselines.data import Learner
 from trajectory_transformer.baselines.presets import changed, settings_dict
-from trajectory_transformer.baselines.runs import make_trainer
 from trajectory_transformer.data.episode import Dataset, load_npz
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.files import write_atomically
@@ -134,11 +133,8 @@ class Cell:
 
     def _train(self, late: Callable[[], bool]) -> None:
         datasets = [load_npz(make_dataset(task, self.options.datasets, self.options.policies)) for task in self.tasks]
-        learners = [Learner(seed, index) for index in range(len(self.tasks)) for seed in self.seeds]
         device = find_device(self.options.device)
-        trainer, baseline = make_trainer(
-            self.name, self.settings, datasets, learners, device=device, backend=self.options.backend
-        )
+        trainer, baseline = make_together(self.name, self.settings, datasets, self.seeds, device, self.options.backend)
         resume, clock = self.folder / "resume.safetensors", self.folder / "seconds.json"
         before = 0.0
         if resume.exists():
@@ -149,12 +145,7 @@ class Cell:
         stopping, seconds = False, before
         for metrics in trainer.run(pause_every=self._every):
             if metrics is not None:
-                losses = ", ".join(f"{name} {np.mean(values):.3g}" for name, values in metrics.losses.items())
-                print(
-                    f"{self.name} step {metrics.step}: {losses}; {metrics.steps_per_second:,.0f} steps/s, "
-                    f"{metrics.seconds_left:.0f} s left",
-                    flush=True,
-                )
+                print(progress_line(self.name, metrics), flush=True)
             stopping = stopping or late()
             if trainer.step in points or stopping:
                 if trainer.step in points:
@@ -170,10 +161,9 @@ class Cell:
 
     def _keep(self, trainer: BaselineTrainer[Any], baseline: Baseline, datasets: Sequence[Dataset]) -> None:
         """Save a checkpoint of every task, and have it played."""
-        for index, task in enumerate(self.tasks):
-            own = baseline.take(range(index * len(self.seeds), (index + 1) * len(self.seeds)))
-            folder = self._checkpoint(trainer.step, task)
-            replace(own, metadata=dict(datasets[index].metadata)).save(folder)
+        folders = [self._checkpoint(trainer.step, task) for task in self.tasks]
+        save_apart(baseline, datasets, self.seeds, folders)
+        for folder in folders:
             self.players.submit(self.name, folder, "curve", self.seeds)
 
     def _scores(self, step: int, task: str, kind: str) -> list[list[float]]:

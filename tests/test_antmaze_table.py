@@ -124,7 +124,7 @@ def test_the_table_holds_percent_of_episodes_by_task_and_method(
 
 
 def test_learners_of_several_mazes_are_those_of_each_maze_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = runpy.run_path(str(BENCHMARKS / "antmaze_baselines.py"))
     rng = np.random.default_rng(0)
@@ -151,6 +151,9 @@ def test_learners_of_several_mazes_are_those_of_each_maze_alone(
         assert script["main"](words) == 130
     assert not done.exists() and not (tmp_path / "runs" / "umaze_iql").exists()
     assert script["main"](words) == 0 and json.loads(done.read_text())["metrics"]["steps"] < 12
+    with pytest.raises(SystemExit):
+        script["main"]([*words, "--tasks", "medium-play"])
+    assert "antmaze-medium-play.npz does not exist" in capsys.readouterr().err
     for task in ("umaze", "large-play"):
         together = Baseline.load(tmp_path / "runs" / f"{task}_iql")
         assert together.seeds == (0, 1) and together.metadata["env"] == task

@@ -206,8 +206,8 @@ def test_actions_at_a_limit_are_cloned(name: str) -> None:
         mean, log_std = cql.gaussian(groups["actor"].tensors, state)
     else:
         mean, log_std = brac.gaussian(groups["behaviour"].tensors, "behaviour", state)
-    assert 0.8 < baseline.scaling.real_actions(torch.tanh(mean)).item() < 0.88  # the mean of the data is 0.75
-    assert -1.0 < log_std.item() < 0.0  # without a margin, the distance to the limit makes it larger
+    assert 0.8 < baseline.scaling.real_actions(torch.tanh(mean)).item() < 0.88  # without a margin: brac 0.93
+    assert -1.0 < log_std.item() < 0.0  # without a margin: cql 0.96
 
 
 def test_a_saved_baseline_loads_to_the_same_policy(tiny_dataset: Dataset, tmp_path: Path) -> None:

@@ -52,9 +52,9 @@ class Settings:
     rewards: Rewards = "raw"
     """raw: as recorded. return-range: multiplied by 1000 / (best - worst return of the data). minus-one: minus 1."""
     action_margin: float = 0.0
-    """How far beyond the limits of actions a policy may aim, as a share of their range; what it does is clipped.
+    """How far the output of a policy may exceed the limits of actions, as a share of their range; actions are clipped.
 
-    A squashed Gaussian needs it: recorded actions at a limit would be infinite before squashing.
+    A squashed Gaussian needs a margin: without one, recorded actions at a limit would be infinite before squashing.
     """
     tf32: bool = False
     """Round the inputs of matmuls to TF32 on a GPU, for tensor cores."""
