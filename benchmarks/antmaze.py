@@ -147,8 +147,9 @@ class Plan:
         if {"greedy_q", "tt_q"} & set(planners) and "iql" not in needed:
             needed.append("iql")
         found += [self.train_baseline("iql")] if "iql" in needed else []
-        for task in options.tasks:
-            found += [self.train(task, seed) for seed in range(options.seeds)] if planners else []
+        # By seed first: the searches are compared with the models of the first seed.
+        for seed in range(options.seeds) if planners else ():
+            found += [self.train(task, seed) for task in options.tasks]
         found += [self.train_baseline(each) for each in needed if each != "iql"]
         return found
 
