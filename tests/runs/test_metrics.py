@@ -1,10 +1,13 @@
 """Where metrics go: JSON lines, TensorBoard, Weights & Biases, and lines of a redirected command."""
 
 import importlib.util
+import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,6 +141,16 @@ def test_progress_in_a_file_is_lines(monkeypatch: pytest.MonkeyPatch, capsys: py
         *([f"training {step}/4", f"loss {10 / step:.1f}"] for step in range(1, 5)),
         ["training 4/4", "loss 2.5"],
     ]
+
+
+def test_progress_shows_whole_tokens_per_second(
+    data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = itertools.count(0.0, 1e-5)  # as fast as a GPU: millions of tokens per second
+    fast = SimpleNamespace(perf_counter=lambda: next(clock))
+    monkeypatch.setattr("trajectory_transformer.training.train.time", fast)
+    assert main(["train", data, "--out", "run", *FLAGS]) == 0
+    assert re.search(r"training 12/12, loss \d\.\d{3}, 8,400,000 tokens/s", capsys.readouterr().out)
 
 
 CHILD = """

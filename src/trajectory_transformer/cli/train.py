@@ -236,7 +236,7 @@ def _advance(run: "Run") -> None:
                 estimated = True
                 _tell_time((time.perf_counter() - warm) / (trainer.step - first - 1), trainer)
             if metrics is not None:
-                speed = f"{metrics.tokens_per_second / 1000:.3g}k tokens/s"
+                speed = f"{metrics.tokens_per_second:,.0f} tokens/s"
                 loss = f"loss {metrics.loss:.3f}{held_out}"
                 if metrics.validation_loss is not None:
                     held_out = f", held-out {metrics.validation_loss:.3f}"
