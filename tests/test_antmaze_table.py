@@ -51,6 +51,13 @@ def test_every_command_parses_and_every_input_is_made_by_a_job(tmp_path: Path) -
                 parse(name, COMMANDS[name], flags)
 
 
+def test_what_searches_are_compared_with_is_trained_first(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    trained = [job.out for job in plan.trainings() if job.kind == "train"]
+    first = [plan.model(task, 0) for task in SCRIPT["TASKS"]]
+    assert trained[:6] == [plan.trained("iql"), *first]
+
+
 def test_planners_differ_in_q_and_horizon_and_tuning_has_seeds_of_its_own(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     words = {method: " ".join(plan.play("umaze", method, 2, "long").command) for method in SCRIPT["PLANNERS"]}
