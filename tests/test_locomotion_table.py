@@ -294,3 +294,15 @@ def test_failures_compare_episodes_with_the_policies_of_the_data(tmp_path: Path,
     moved = load_npz(tmp_path / f"{good}.npz")
     save_npz(replace(moved, metadata={"seed": 6}), tmp_path / f"{good}.npz")
     assert [entry["starts"] for entry in looked_at(good, 1e8)["played"]] == [[], []]
+
+
+def test_failures_name_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = runpy.run_path(str(PAPER / "failures.py"))["main"]
+    played = tmp_path / "played.npz"
+    words = [str(played), "--env", "Hopper-v5", "--policies", str(tmp_path), "--names", "hopper-expert-berkeley"]
+    words += ["--data", str(tmp_path / "data.npz"), "--below", "1", "--out", str(tmp_path / "out.json")]
+    for missing in ("played.npz", "data.npz"):
+        with pytest.raises(SystemExit):
+            script(words)
+        assert f"{missing} does not exist" in capsys.readouterr().err
+        played.touch()

@@ -102,6 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=300, help="of the first policy after a start")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
+    for path in (options.episodes, options.data):
+        if not path.is_file():
+            parser.error(f"{path} does not exist")
     env: Any = gymnasium.make(options.env).unwrapped
     env.reset(seed=0)
     actions, dim = action_leaf(env.action_space), env.observation_space.shape[0]
