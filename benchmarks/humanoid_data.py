@@ -25,7 +25,7 @@ ENV_OPTIONS = {f"include_{name}_in_observation": False for name in ("cinert", "c
 NUM_BINS = 100
 HIDDEN = 0.5
 SPLIT_SEED = 0
-REFERENCE_SEED = 8_000_000  # of environments; the data is played with seeds from 2^31 on
+REFERENCE_SEED = 9_000_000  # of environments; the data is played with seeds from 2^31 on
 LATEST_BRANCH = 200  # references part from each other at a step up to this one
 VARIANTS = {"observed": "", "masked": "_masked"}
 
