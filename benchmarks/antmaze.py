@@ -42,8 +42,8 @@ METHODS = ("bc", "dt", "cql", "iql", *PLANNERS)
 SEARCHES: dict[str, dict[str, object]] = {
     "default": {},
     "long": {"horizon": 10},
-    "short": {"horizon": 3, "beam_width": 64},
-    "wide": {"beam_width": 128, "expansion": 4},
+    "loose": {"action.middle": 0.7, "beam_width": 64},
+    "loose-long": {"action.middle": 0.7, "beam_width": 64, "horizon": 10},
     "free": {"action.nucleus": 0.9, "beam_width": 64},
     "free-long": {"action.nucleus": 0.9, "beam_width": 64, "horizon": 10},
     "free-short": {"action.nucleus": 0.9, "beam_width": 64, "horizon": 3},
