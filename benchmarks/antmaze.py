@@ -254,18 +254,24 @@ def parse(arguments: Sequence[str] | None) -> Plan:
     parser.add_argument("--policies", type=Path, required=True, help="folder of antgoal.safetensors")
     parser.add_argument("--work", type=Path, required=True, help="folder for the files of the jobs")
     parser.add_argument("--datasets", type=Path, default=None, help="folder of the datasets; default: data in --work")
-    parser.add_argument("--out", type=Path, default=Path("results/antmaze"))
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--searches", nargs="+", choices=tuple(SEARCHES), default=["default"])
+    parser.add_argument("--out", type=Path, default=Path("results/antmaze"), help="folder of the result files")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: all")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
+    parser.add_argument(
+        "--searches", nargs="+", choices=tuple(SEARCHES), default=["default"], help="several are compared first"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="number of training seeds")
-    parser.add_argument("--episodes", type=int, default=100, help="per training seed")
-    parser.add_argument("--tuning_episodes", type=int, default=25, help="that compare searches")
+    parser.add_argument("--episodes", type=int, default=100, help="episodes of a score, per training seed")
+    parser.add_argument("--tuning_episodes", type=int, default=25, help="episodes per task and compared search")
     parser.add_argument("--num_envs", type=int, default=100, help="environments that one evaluation plays at a time")
-    parser.add_argument("--baseline_steps", type=int, default=None, help="default: those of the presets")
-    parser.add_argument("--settings", type=json.loads, default={}, help='of baselines, as {"cql": {"penalty": 5.0}}')
-    parser.add_argument("--max_episode_steps", type=int, default=None, help="of evaluations, for a trial")
-    parser.add_argument("--trainings", type=int, default=2, help="at a time")
+    parser.add_argument(
+        "--baseline_steps", type=int, default=None, help="training steps of baselines; default: as in the presets"
+    )
+    parser.add_argument(
+        "--settings", type=json.loads, default={}, help='of baselines, as {"cql": {"conservative_weight": 5}}'
+    )
+    parser.add_argument("--max_episode_steps", type=int, default=None, help="of episodes in evaluations, for a trial")
+    parser.add_argument("--trainings", type=int, default=2, help="trainings at a time")
     parser.add_argument("--plays", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="evaluations at a time")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the data, for a trial")
     parser.add_argument("--time_limit", type=float, default=None, help="seconds after which this command ends")

@@ -81,13 +81,22 @@ def test_a_baseline_trains_on_all_tasks_with_the_settings_given(tmp_path: Path) 
         assert {plan.data("umaze"), plan.data("large-play")} <= set(job.needs)
 
 
-def test_free_searches_sample_from_the_nucleus(tmp_path: Path) -> None:
+def test_searches_differ_in_how_actions_are_sampled_and_in_the_horizon(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
-    for name, expected in (("default", Sampler(middle=0.4)), ("free-short", Sampler(nucleus=0.9))):
+    median, loose, free = Sampler(middle=0.4), Sampler(middle=0.7), Sampler(nucleus=0.9)
+    for name, expected, horizon in (
+        ("default", median, 5),
+        ("long", median, 10),
+        ("loose", loose, 5),
+        ("loose-long", loose, 10),
+        ("free", free, 5),
+        ("free-long", free, 10),
+        ("free-short", free, 3),
+    ):
         words = plan.play("umaze", "tt_q", 0, name).command
         _, *flags = words[words.index("trajectory_transformer") + 1 :]
         chosen: Any = parse("evaluate", COMMANDS["evaluate"], flags)
-        assert chosen.search.action == expected
+        assert (chosen.search.action, chosen.search.horizon) == (expected, horizon)
 
 
 def test_the_search_with_the_best_mean_over_tasks_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,7 @@ def test_every_antmaze_recipe_collects_a_million_steps_with_the_walker(ant_polic
         recipe = read_recipe(name, ant_policies)
         assert recipe.env.lower() == f"antmaze_{name.split('-')[1]}-v5"
         assert sum(part.steps or 0 for part in recipe.parts) == 10**6
+        assert [(part.actor.noise, part.actor.wander) for part in recipe.parts] == [(0.1, 0.1), (0.2, 0.2)]
         assert (recipe.env_options, recipe.collect_options) == ({}, {"cells": kinds[name.rpartition("-")[2]]})
 
 
