@@ -211,7 +211,7 @@ def jobs(options: argparse.Namespace, places: Places, train_flags: Sequence[str]
                 )
             fitted = places.run("pets", variant, seed) / "training.json"
             words = ("--part", "fit", "--seed", seed, "--variant", variant, *rows)
-            found.append(Job("fit", fitted, command(*script, *shared, *words), tuned))
+            found.append(Job("fit", fitted, command(*script, *shared, *words), (train, *tuned)))
             found.append(study_job(options, places, variant, seed))
     needs = (references, *(places.run(name, "observed", 0) / "training.json" for name in ("tt", "pets")))
     found.append(Job("play", places.futures, command(*script, *shared, "--part", "futures"), needs))
