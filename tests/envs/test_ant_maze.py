@@ -228,6 +228,17 @@ def test_waypoints_lie_all_around_the_centres_of_cells_and_change_in_the_cell_of
     assert len(seen) == 20
 
 
+def test_a_quarter_of_the_journeys_lead_to_the_goal_and_the_others_to_all_targets(walker: Path) -> None:
+    env, rng = maze("Medium", cells="play"), np.random.default_rng(0)
+    policy = Wanderer(env, AntWalker(walker), noise=0.0, wander=0.0)
+    drawn = [policy._draw_target((1, 1), rng) for _ in range(3000)]
+    others = [cell for cell in env.targets if cell != (1, 1)]
+    shares = {cell: drawn.count(cell) / len(drawn) for cell in others}
+    expected = {cell: 0.75 / len(others) + 0.25 * (cell == env.goal_cell) for cell in others}
+    assert len(others) == 6 and sum(shares.values()) == pytest.approx(1)
+    assert shares == pytest.approx(expected, abs=0.03)
+
+
 def test_wrong_turns_are_as_frequent_as_asked(walker: Path) -> None:
     env, rng = maze("Large", cells="random"), np.random.default_rng(0)
     policy = Wanderer(env, AntWalker(walker), noise=0.0, wander=0.5)

@@ -24,6 +24,7 @@ _CLIP = 10.0  # of normalised inputs
 _EPSILON = 1e-8  # added to the variance of inputs
 _REACHED = 0.7  # a waypoint is reached within this distance
 _SPREAD = 0.25  # a waypoint is drawn within this share of a cell's width around the centre, per axis
+_TO_GOAL = 0.25  # share of the journeys that lead to the goal of the task, besides those that draw its cell
 # Joints and actions of the network are hip and ankle of each leg, with ankles that bend down as they increase.
 _SIGNS = np.array([[1, 1], [1, -1], [1, -1], [1, 1]], np.float64)
 _TURNED = (np.arange(4)[:, None] + np.arange(4)) % 4  # [frame, place] -> leg
@@ -108,9 +109,10 @@ class AntWalker:
 class Wanderer:
     """Walks through a maze from one target cell to the next, cell by cell, and takes wrong turns.
 
-    Targets are drawn from those of the environment. At every cell it turns to a random neighbour with probability
-    `wander`, else it continues on a shortest path. Waypoints are random points around the centres of cells, also in the
-    cell of the goal, so that the data shows the goal from all sides and what happens to those that miss it.
+    A quarter of the targets are the goal of the task, the others are drawn from the targets of the environment. At
+    every cell it turns to a random neighbour with probability `wander`, else it continues on a shortest path. Waypoints
+    are random points around the centres of cells, also in the cell of the goal, so that the data shows the goal from
+    all sides and what happens to those that miss it.
     """
 
     def __init__(self, maze: AntMaze, walker: AntWalker, *, noise: float, wander: float) -> None:
@@ -147,6 +149,8 @@ class Wanderer:
         return x + dx, y + dy
 
     def _draw_target(self, cell: Cell, rng: np.random.Generator) -> Cell:
+        if rng.random() < _TO_GOAL:
+            return self._maze.goal_cell
         others = [each for each in self._maze.targets if each != cell] or self._maze.targets
         return others[int(rng.integers(len(others)))]
 
