@@ -317,12 +317,12 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policies", type=Path, required=True, help="folder of the actor files to collect with")
     parser.add_argument("--work", type=Path, required=True, help="folder for the files of the jobs")
-    parser.add_argument("--out", type=Path, default=Path("results/prediction"))
+    parser.add_argument("--out", type=Path, default=Path("results/prediction"), help="folder of the result")
     parser.add_argument("--part", choices=("all", *PARTS), default="all", help="one job instead of all")
     parser.add_argument("--seeds", type=int, default=3, help="number of training seeds")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the data, for a trial")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that collect")
-    parser.add_argument("--held_out", type=float, default=0.05, help="share of the episodes")
+    parser.add_argument("--held_out", type=float, default=0.05, help="share of the episodes that is held out")
     parser.add_argument("--starts", type=int, default=8, help="fixed starts of the references")
     parser.add_argument("--visits", type=int, default=32, help="episodes from each start")
     parser.add_argument("--context", type=int, default=9, help="transitions before a start")
@@ -331,21 +331,25 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     parser.add_argument(
         "--recorded_seeds", type=int, default=1, help="seeds that are studied with recorded actions too"
     )
-    parser.add_argument("--rows", nargs="+", type=int, default=list(range(len(TUNING))), help="of the tuning table")
-    parser.add_argument("--row", type=int, default=0, help="of the part tune")
-    parser.add_argument("--seed", type=int, default=0, help="of the part fit")
-    parser.add_argument("--variant", choices=tuple(VARIANTS), default="observed", help="of the part fit")
-    parser.add_argument("--tuning_starts", type=int, default=16)
+    parser.add_argument(
+        "--rows", nargs="+", type=int, default=list(range(len(TUNING))), help="rows of the tuning table"
+    )
+    parser.add_argument("--row", type=int, default=0, help="row of the tuning table, for the part tune")
+    parser.add_argument("--seed", type=int, default=0, help="training seed, for the part fit")
+    parser.add_argument("--variant", choices=tuple(VARIANTS), default="observed", help="states, for the part fit")
+    parser.add_argument("--tuning_starts", type=int, default=16, help="held-out starts that score a row")
     parser.add_argument("--tuning_epochs", type=int, default=16, help="passes over the data of a row of the table")
-    parser.add_argument("--pets_epochs", type=int, default=40, help="passes over the data, at most")
-    parser.add_argument("--pets_batch", type=int, default=1024)
-    parser.add_argument("--trainings", type=int, default=2, help="at a time: one compiles while the other trains")
+    parser.add_argument("--pets_epochs", type=int, default=40, help="passes over the data of the chosen row, at most")
+    parser.add_argument("--pets_batch", type=int, default=1024, help="transitions per step of PETS")
+    parser.add_argument(
+        "--trainings", type=int, default=2, help="trainings at a time: one compiles while the other trains"
+    )
     parser.add_argument("--fits", type=int, default=1, help="ensembles at a time")
     parser.add_argument("--plays", type=int, default=1, help="studies at a time")
     parser.add_argument("--backend", default="cached", help="decoder of the studies")
-    parser.add_argument("--max_rows", type=int, default=4096)
+    parser.add_argument("--max_rows", type=int, default=4096, help="sequences extended at a time")
     parser.add_argument("--time_limit", type=float, default=None, help="seconds after which this command ends")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options, passed = parser.parse_known_args(arguments)
     wrong = [name for name in passed[::2] if not name.startswith(("--tokens.", "--model.", "--train."))]
     if wrong or len(passed) % 2:

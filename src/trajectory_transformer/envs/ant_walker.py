@@ -24,7 +24,7 @@ _CLIP = 10.0  # of normalised inputs
 _EPSILON = 1e-8  # added to the variance of inputs
 _REACHED = 0.7  # a waypoint is reached within this distance
 _SPREAD = 0.25  # a waypoint is drawn within this share of a cell's width around the centre, per axis
-_TO_GOAL = 0.25  # share of the journeys that lead to the goal of the task, besides those that draw its cell
+_TO_GOAL = 0.25  # probability that a target is the goal of the task; else any target is drawn, which may be it too
 # Joints and actions of the network are hip and ankle of each leg, with ankles that bend down as they increase.
 _SIGNS = np.array([[1, 1], [1, -1], [1, -1], [1, 1]], np.float64)
 _TURNED = (np.arange(4)[:, None] + np.arange(4)) % 4  # [frame, place] -> leg
