@@ -272,7 +272,7 @@ def test_config_files_set_nested_samplers(tmp_path: Path) -> None:
         (["--search.first_action.nucles", "1"], r"unknown setting search\.first_action\.nucles; did you mean"),
         (
             ["--search.backend", "fast"],
-            r"expected one of 'auto', 'fused', 'fused-float32', 'cached', 'naive', got fast",
+            r"expected one of 'auto', 'fused', 'fused-float32', 'cached', 'cached-bfloat16', 'naive', got fast",
         ),
         (["--preset", "papr"], r"--preset: expected one of 'default', 'small', 'paper', .*, got papr"),
         (["--plan", "fly"], r"--plan: expected one of 'return', 'imitate', 'goal' or null, got fly"),

@@ -53,11 +53,14 @@ def decoder_of(gpt: GPT, config: SearchConfig) -> Decoder:
 
 def test_a_model_on_the_cpu_plans_with_the_cached_decoder() -> None:
     gpt = random_gpt(LAYOUTS["rewards"])
-    auto, cached, naive = (
-        decoder_of(gpt, SearchConfig(backend=backend, window=2)) for backend in ("auto", "cached", "naive")
+    auto, cached, rounded, naive = (
+        decoder_of(gpt, SearchConfig(backend=backend, window=2))
+        for backend in ("auto", "cached", "cached-bfloat16", "naive")
     )
     assert isinstance(auto, CachedDecoder) and isinstance(cached, CachedDecoder) and isinstance(naive, NaiveDecoder)
-    assert auto.window == cached.window == naive.window == 2
+    assert auto.dtype == cached.dtype == torch.float32
+    assert isinstance(rounded, CachedDecoder) and rounded.dtype == torch.bfloat16
+    assert auto.window == cached.window == rounded.window == naive.window == 2
 
 
 @pytest.mark.parametrize("backend", ["fused", "fused-float32"])

@@ -1,11 +1,12 @@
 """The parts of the cached decoder; its logits and plans are compared in test_decoder.py and test_beam*.py."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from tests.search.test_decoder import LAYOUTS, random_gpt
+from tests.search.test_decoder import LAYOUTS, random_gpt, random_search, search_lengths
 from trajectory_transformer.config import ModelConfig
 from trajectory_transformer.model.gpt import Block
 from trajectory_transformer.search.cached import CachedDecoder, TransposedLinear
@@ -29,6 +30,24 @@ def test_a_block_with_transposed_weights_equals_the_plain_block() -> None:
         torch.testing.assert_close(transposed(x, causal), block(x, causal), rtol=0, atol=1e-12)
 
 
+def test_bfloat16_changes_logits_by_rounding_alone_and_predicts_in_float32() -> None:
+    for kind in ("plain", "goal-rewards", "rewards-map"):
+        layout = LAYOUTS[kind]
+        _, longest, num_tokens = search_lengths(layout, None)
+        worst = random_search(
+            lambda gpt, window: CachedDecoder(gpt, window, bf16=True),
+            random_gpt(layout),
+            window=None,
+            prompt_length=longest - 1,
+            num_tokens=num_tokens,
+            rng=np.random.default_rng(0),
+        )
+        assert 1e-5 < worst < 0.05, kind
+    decoder = CachedDecoder(random_gpt(LAYOUTS["plain"]), bf16=True)
+    decoder.begin(torch.tensor([[0, 1, 2, 3, 4]]), max_candidates=1, max_new=1)
+    assert decoder.logits().dtype == torch.float32
+
+
 def test_a_decoder_uses_weights_that_change_between_searches() -> None:
     gpt = random_gpt(LAYOUTS["rewards"])
     decoder, prompt = CachedDecoder(gpt), torch.tensor([[0, 1, 2, 3, 4]])
@@ -44,3 +63,21 @@ def test_a_search_that_does_not_fit_into_memory_is_refused() -> None:
     decoder = CachedDecoder(random_gpt(LAYOUTS["rewards"]))
     with pytest.raises(ValueError, match=r"2000000000000 candidates needs .* GiB .*: lower search.beam_width"):
         decoder.begin(torch.zeros(2, 2, dtype=torch.long), max_candidates=10**12, max_new=8)
+
+
+@pytest.mark.gpu
+def test_bfloat16_changes_logits_on_a_gpu_by_rounding_alone() -> None:
+    gpt = random_gpt(LAYOUTS["plain"]).cuda()
+    prompt = torch.tensor([[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]]).cuda()
+    exact, rounded = CachedDecoder(gpt), CachedDecoder(gpt, bf16=True)
+    for decoder in (exact, rounded):
+        decoder.begin(prompt, max_candidates=3, max_new=12)
+        decoder.select(torch.zeros(2, 3, dtype=torch.long).cuda())
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(12):  # the window slides
+        found, expected = rounded.logits(), exact.logits()
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected, rtol=0, atol=0.05)
+        tokens = torch.randint(5, (2, 3), generator=generator).cuda()
+        rounded.append(tokens)
+        exact.append(tokens)

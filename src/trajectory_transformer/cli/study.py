@@ -55,7 +55,7 @@ class CompareStudy(DataFlags):
     """Sampling temperature of Trajectory Transformers."""
     seed: int = 0
     """Seed of starts, masks and samples."""
-    backend: Literal["auto", "fused", "fused-float32", "cached", "naive"] = "cached"
+    backend: Literal["auto", "fused", "fused-float32", "cached", "cached-bfloat16", "naive"] = "cached"
     """Decoder of Trajectory Transformers, as in --search.backend."""
     max_rows: int = 2048
     """Sequences that a Trajectory Transformer extends at a time; bounds the memory."""

@@ -62,7 +62,9 @@ def make_decoder(gpt: GPT, config: SearchConfig) -> StepwiseDecoder:
     fused = _fused_decoder(gpt, config)
     if fused is not None:
         return fused
-    return NaiveDecoder(gpt, config.window) if config.backend == "naive" else CachedDecoder(gpt, config.window)
+    if config.backend == "naive":
+        return NaiveDecoder(gpt, config.window)
+    return CachedDecoder(gpt, config.window, bf16=config.backend == "cached-bfloat16")
 
 
 def _fused_decoder(gpt: GPT, config: SearchConfig) -> FusedDecoder | None:

@@ -158,7 +158,8 @@ def attend_one(query: Tensor, cache: KVCache, layer: int) -> Tensor:
         if found is None or weight is None:
             found, weight = part_found, part_weight
         else:
-            found = torch.lerp(found, part_found, torch.sigmoid(part_weight - weight)[..., None])
+            share = torch.sigmoid(part_weight - weight)[..., None]
+            found = torch.lerp(found, part_found, share.to(found.dtype))
             weight = torch.logaddexp(weight, part_weight)
     assert found is not None, "a token attends at least to itself or to something before it"
     return found.view(query.shape)
@@ -168,6 +169,9 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor
     """Attention with its log-sum-exp: query [B, H, S, d], keys and values [B, H, C, d] -> like query, and [B, H, S]."""
     if query.device.type == "cpu":
         found, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, keys, values)
+        return found, weight
+    if query.dtype == torch.bfloat16:  # scores rounded to bfloat16 would be too coarse; this kernel keeps float32
+        found, weight = torch.ops.aten._scaled_dot_product_flash_attention(query, keys, values)[:2]
         return found, weight
     scores = query @ keys.mT / math.sqrt(query.shape[-1])
     weight = scores.logsumexp(dim=-1)

@@ -15,9 +15,13 @@ from trajectory_transformer.search.tree import Level, read_tree
 class CachedDecoder(StepwiseDecoder):
     """Extends candidates with a key/value cache: the prompt's once per environment, the rest once per candidate."""
 
-    def __init__(self, gpt: GPT, window: int | None = None) -> None:
-        """Decode with a model; by default as many transitions are visible as in training."""
+    def __init__(self, gpt: GPT, window: int | None = None, *, bf16: bool = False) -> None:
+        """Decode with a model; by default as many transitions are visible as in training.
+
+        With `bf16`, matmuls, keys and values are bfloat16; what the layers add up stays in the type of the model.
+        """
         super().__init__(gpt, window)
+        self.dtype = torch.bfloat16 if bf16 else gpt.position_embedding.dtype
         self._cache: KVCache | None = None
         self._blocks: list[Block] = []
         self._cropped: int | None = None  # tokens that had slid out when the cache was filled
@@ -32,14 +36,18 @@ class CachedDecoder(StepwiseDecoder):
         max_own = min(max_new, self.gpt.layout.length(self.window))
         self._check_memory(len(prompt) * max_candidates, max_own)
         self._cache = KVCache(
-            self.gpt.position_embedding.detach()[0].view(config.num_heads, -1),
+            self.gpt.position_embedding.detach()[0].view(config.num_heads, -1).to(self.dtype),
             layers=config.num_layers,
             num_envs=len(prompt),
             max_candidates=max_candidates,
             max_own=max_own,
         )
         # Again for each search, so that weights may change in between.
-        self._blocks = [block.with_linear(TransposedLinear) for block in self.gpt.blocks if isinstance(block, Block)]
+        self._blocks = [
+            block.with_linear(lambda layer: TransposedLinear(layer, self.dtype))
+            for block in self.gpt.blocks
+            if isinstance(block, Block)
+        ]
         self._cropped = self._ahead = None
 
     @torch.no_grad()
@@ -129,7 +137,7 @@ class CachedDecoder(StepwiseDecoder):
         """Refuse a search that would not fit into memory."""
         config, weight = self.gpt.config, self.gpt.position_embedding
         needed = KVCache.num_bytes(
-            layers=config.num_layers, width=config.width, rows=rows, max_own=max_own, itemsize=weight.element_size()
+            layers=config.num_layers, width=config.width, rows=rows, max_own=max_own, itemsize=self.dtype.itemsize
         )
         if weight.device.type == "cpu":
             free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -145,15 +153,15 @@ class CachedDecoder(StepwiseDecoder):
 class TransposedLinear(nn.Module):
     """A linear layer with transposed weights: on some CPUs twice as fast for few rows."""
 
-    def __init__(self, layer: nn.Linear) -> None:
-        """Copy the weights as they are now."""
+    def __init__(self, layer: nn.Linear, dtype: torch.dtype | None = None) -> None:
+        """Copy the weights as they are now, perhaps as another type."""
         super().__init__()
-        self._bias = layer.bias
-        self._weight = layer.weight.detach().t().contiguous()
+        self._bias = layer.bias.detach().to(dtype)
+        self._weight = layer.weight.detach().to(dtype).t().contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        rows = torch.addmm(self._bias, x.reshape(-1, len(self._weight)), self._weight)
+        rows = torch.addmm(self._bias, x.reshape(-1, len(self._weight)).to(self._weight.dtype), self._weight)
         return rows.view(*x.shape[:-1], -1)
 
 
