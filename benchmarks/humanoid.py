@@ -9,13 +9,12 @@ Every job is a command that writes a file to the work folder, and the same comma
   45, positions and velocities, which are the observation without `include_cinert`, `cvel`, `qfrc_actuator` and
   `cfrc_ext`. A seeded share of the episodes is held out.
 - references: the same policy from fixed starts, several times each, with seeds that no other episode has.
-- tune: one ensemble for each row of `TUNING`, scored on starts in the held-out episodes. The first row has the sizes of
-  Chua et al. and is the reference, with a linear model and one that predicts no change, for errors of one step.
-- train: the models and the ensembles, for every seed. study: `tt study` on the references.
+- train, fit: the models and the ensembles, for every seed. study: `tt study` on the references.
 - futures: one sampled future of TT and PETS each, for `benchmarks/humanoid_strip.py`.
 
 Writes <out>/humanoid.json and <out>/humanoid.png. Metrics are means over training seeds, `_stderr` their standard
-errors. Flags of `tt train` override its settings for all models (`--train.steps`, `--model.width`).
+errors. Settings were chosen by `humanoid_tuning.py`, on other episodes. Flags of `tt train` override them for all
+models (`--train.steps`, `--model.width`).
 """
 
 import argparse
@@ -25,7 +24,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -40,107 +39,34 @@ from benchmarks.humanoid_data import (
     Places,
     collect_data,
     collect_references,
+    model_flags,
 )
 from benchmarks.paper.table import MORE_TO_DO, TT, Job, Queue, command
-from trajectory_transformer.analysis.predictors import BEHAVIOUR, EnsemblePredictor, Past, load_predictor
-from trajectory_transformer.analysis.protocol import study_dataset
-from trajectory_transformer.analysis.study import StudyConfig, find_starts
+from trajectory_transformer.analysis.predictors import Past, load_predictor
+from trajectory_transformer.analysis.study import find_starts
 from trajectory_transformer.analysis.summary import Curve, joined_curves
 from trajectory_transformer.cli import main as tt
-from trajectory_transformer.data.episode import Dataset, DoubleArray, FloatArray, load_npz
+from trajectory_transformer.data.episode import load_npz
 from trajectory_transformer.files import write_atomically
 from trajectory_transformer.gpu.backends import find_device
-from trajectory_transformer.pets import EnsembleConfig, fit, fit_behaviour
+from trajectory_transformer.pets import EnsembleConfig
 from trajectory_transformer.report.prediction import Panel, likelihood_figure
 from trajectory_transformer.results import summarize, write_result
-from trajectory_transformer.tokens.discretizer import uniform_edges
 
-# Networks, elites, hidden layers and width of the ensembles that are tried. The first sizes are those of Chua et al.
-TUNING = (
-    {"num_networks": 7, "num_elites": 5, "num_layers": 4, "width": 200},
-    {"num_networks": 7, "num_elites": 5, "num_layers": 3, "width": 200},
-    {"num_networks": 7, "num_elites": 5, "num_layers": 4, "width": 400},
-    {"num_networks": 7, "num_elites": 5, "num_layers": 2, "width": 512},
-    {"num_networks": 3, "num_elites": 3, "num_layers": 4, "width": 400},
-    {"num_networks": 7, "num_elites": 5, "num_layers": 4, "width": 800},
-)
-TUNING_SEED = 1000  # of weights; scored ensembles have seeds 0, 1, ...
-STEPS = 8000  # of the training of a model
+ENSEMBLE = {"num_networks": 7, "num_elites": 5, "num_layers": 4, "width": 800}
+MODEL = {
+    "model.width": 256,
+    "train.batch_size": 64,
+    "train.learning_rate": 1e-3,
+    "train.optimizer": "adam",
+    "train.steps": 20_000,
+}
 WINDOWS = {"tt": None, "markov": 2}  # transitions; None: as the flags say
 
 
-def tune(options: argparse.Namespace, places: Places) -> None:
-    """Fit one ensemble of the table and score it on starts in the held-out episodes."""
-    began = time.perf_counter()
-    config = ensemble_config(options.row, options.tuning_epochs, options.pets_batch)
-    train, held_out = load_npz(places.data("train")), load_npz(places.data("held_out"))
-    folder = places.work / "tune" / f"run_{options.row}"
-    device = str(options.device)
-    ensemble = fit(train, config, out=folder, seed=TUNING_SEED, resume=True, device=device)
-    behaviour = fit_behaviour(train, config, out=folder / BEHAVIOUR, seed=TUNING_SEED, resume=True, device=device)
-    states = np.concatenate([episode.observations for episode in train]).astype(np.float64)
-    study = study_dataset(
-        {"pets": EnsemblePredictor(ensemble, behaviour)},
-        held_out,
-        StudyConfig(horizon=options.horizon, samples=options.samples, seed=TUNING_SEED),
-        num_starts=options.tuning_starts,
-        context=options.context,
-        actions=("policy", "recorded"),
-        edges=[uniform_edges(column, NUM_BINS) for column in states.T],
-    )
-    means = {
-        f"mean_logp_{kind}": float(np.mean([x for x in curves["pets"]["log_prob"] if x is not None]))
-        for kind, curves in study.curves.items()
-    }
-    errors = one_step_errors(lambda *given: ensemble.gaussians(*given)[0].mean(dim=0).cpu().numpy(), train, held_out)
-    content = {
-        "ensemble": asdict(config),
-        "metrics": {**means, **errors, **study.metrics},
-        "seconds": round(time.perf_counter() - began, 1),
-    }
-    write_atomically(places.tuned(options.row), (json.dumps(content, indent=2) + "\n").encode())
-
-
-def one_step_errors(predict: Callable[..., FloatArray], train: Dataset, held_out: Dataset) -> dict[str, float]:
-    """Squared errors of predicted next states, in variances of the data: of PETS, a linear model and no change."""
-
-    def rows(dataset: Dataset) -> tuple[DoubleArray, DoubleArray, DoubleArray]:
-        states = np.concatenate([episode.observations[:-1] for episode in dataset]).astype(np.float64)
-        actions = np.concatenate([episode.actions for episode in dataset]).astype(np.float64)
-        return states, actions, np.concatenate([episode.observations[1:] for episode in dataset]).astype(np.float64)
-
-    def features(states: DoubleArray, actions: DoubleArray) -> DoubleArray:
-        return np.concatenate([states, actions, np.ones((len(states), 1))], axis=1)
-
-    states, actions, following = rows(train)
-    variance = np.maximum(states.var(axis=0), 1e-12)
-    inputs = features(states, actions)
-    linear = np.linalg.lstsq(inputs.T @ inputs, inputs.T @ following, rcond=None)[0]
-    states, actions, following = rows(held_out)
-    own = predict(states.astype(np.float32), actions.astype(np.float32))
-    found = {"": own, "_linear": features(states, actions) @ linear, "_no_change": states}
-    return {f"one_step_mse{name}": float(((each - following) ** 2 / variance).mean()) for name, each in found.items()}
-
-
-def ensemble_config(row: int, epochs: int, batch_size: int) -> EnsembleConfig:
-    """A row of the tuning table."""
-    return EnsembleConfig(**TUNING[row], epochs=epochs, batch_size=batch_size)  # type: ignore[arg-type]
-
-
-def tuning_table(places: Places, rows: Sequence[int]) -> list[dict[str, object]]:
-    """All rows of the tuning table that are complete."""
-    return [{"row": row, **json.loads(places.tuned(row).read_text())} for row in rows if places.tuned(row).exists()]
-
-
-def best_row(places: Places, rows: Sequence[int]) -> int:
-    """The row with the largest log-likelihood, mean over all steps, with predicted actions."""
-    scores = {row: json.loads(places.tuned(row).read_text())["metrics"]["mean_logp_policy"] for row in rows}
-    return max(scores, key=scores.__getitem__)
-
-
-def fit_best(options: argparse.Namespace, places: Places) -> None:
-    """Fit the tuned ensemble with one seed."""
-    config = ensemble_config(best_row(places, options.rows), options.pets_epochs, options.pets_batch)
+def fit_ensemble(options: argparse.Namespace, places: Places) -> None:
+    """Fit the ensemble with one seed."""
+    config = EnsembleConfig(**ENSEMBLE, epochs=options.pets_epochs, batch_size=options.pets_batch)  # type: ignore[arg-type]
     masked = options.variant == "masked"
     words = [
         "pets",
@@ -177,23 +103,15 @@ def jobs(options: argparse.Namespace, places: Places, train_flags: Sequence[str]
     """All jobs, those that others wait for first."""
     script = (sys.executable, Path(__file__), "--policies", options.policies, "--work", options.work)
     shared = [word for name in SHARED for word in (f"--{name}", getattr(options, name))]
-    rows = ("--rows", *options.rows)
     train, references = places.data("train"), places.data("references")
     found = [
         Job("collect", train, command(*script, *shared, "--part", "collect")),
         Job("collect", references, command(*script, *shared, "--part", "references"), (train,)),
     ]
-    for row in options.rows:
-        out = places.tuned(row)
-        found.append(Job("fit", out, command(*script, *shared, "--part", "tune", "--row", row), (train,)))
-    tuned = tuple(places.tuned(row) for row in options.rows)
-    for seed in range(options.seeds):
-        for variant, suffix in VARIANTS.items():
+    for variant, suffix in VARIANTS.items():
+        for seed in range(options.seeds):
             data = places.data(f"train{suffix}")
-            settings: list[object] = ["--tokens.discretizer", "uniform", "--tokens.rewards", "false"]
-            settings += ["--tokens.num_bins", NUM_BINS + (variant == "masked"), "--checkpoint_every", 5000]
-            # For likelihoods all tokens count alike; the preset, made for planning, gives actions more weight.
-            settings += ["--train.steps", STEPS, "--train.action_weight", 1]
+            settings = model_flags(MODEL, NUM_BINS + (variant == "masked"))
             for name, window in WINDOWS.items():
                 folder = places.run(name, variant, seed)
                 own = [*settings, "--seed", seed, *train_flags]
@@ -203,15 +121,15 @@ def jobs(options: argparse.Namespace, places: Places, train_flags: Sequence[str]
                     Job(
                         "train",
                         folder / "training.json",
-                        command(*TT, "train", data, "--preset", "default", "--out", folder, *device, *own),
+                        command(*TT, "train", data, "--out", folder, *device, *own),
                         (train,),
                         command(*TT, "train", data, "--resume", folder, *device),
                         folder / "run.json",
                     )
                 )
             fitted = places.run("pets", variant, seed) / "training.json"
-            words = ("--part", "fit", "--seed", seed, "--variant", variant, *rows)
-            found.append(Job("fit", fitted, command(*script, *shared, *words), (train, *tuned)))
+            words = ("--part", "fit", "--seed", seed, "--variant", variant)
+            found.append(Job("fit", fitted, command(*script, *shared, *words), (train,)))
             found.append(study_job(options, places, variant, seed))
     needs = (references, *(places.run(name, "observed", 0) / "training.json" for name in ("tt", "pets")))
     found.append(Job("play", places.futures, command(*script, *shared, "--part", "futures"), needs))
@@ -238,7 +156,7 @@ def study_job(options: argparse.Namespace, places: Places, variant: str, seed: i
 def write_summary(options: argparse.Namespace, places: Places, seconds: float) -> None:
     """Write the result file and the figure from all studies that are complete; `seconds` of all commands together."""
     metrics: dict[str, float] = {"seconds_total": seconds}
-    details: dict[str, object] = {"tuning": tuning_table(places, options.rows)}
+    details: dict[str, object] = {"ensemble": ENSEMBLE, "model": MODEL}
     panels = []
     for variant, suffix in VARIANTS.items():
         paths = [places.study(variant, seed) for seed in range(options.seeds)]
@@ -300,14 +218,13 @@ def reached(curves: dict[str, Curve]) -> dict[str, float]:
 
 
 SHARED = (
-    "scale", "workers", "held_out", "starts", "visits", "context", "horizon", "samples", "tuning_starts",
-    "tuning_epochs", "pets_epochs", "pets_batch", "device",
+    "scale", "workers", "held_out", "starts", "visits", "context", "horizon", "samples", "pets_epochs", "pets_batch",
+    "device",
 )  # fmt: skip
 PARTS = {
     "collect": collect_data,
     "references": collect_references,
-    "tune": tune,
-    "fit": fit_best,
+    "fit": fit_ensemble,
     "futures": sample_futures,
 }
 
@@ -331,15 +248,9 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     parser.add_argument(
         "--recorded_seeds", type=int, default=1, help="seeds that are studied with recorded actions too"
     )
-    parser.add_argument(
-        "--rows", nargs="+", type=int, default=list(range(len(TUNING))), help="rows of the tuning table"
-    )
-    parser.add_argument("--row", type=int, default=0, help="row of the tuning table, for the part tune")
     parser.add_argument("--seed", type=int, default=0, help="training seed, for the part fit")
     parser.add_argument("--variant", choices=tuple(VARIANTS), default="observed", help="states, for the part fit")
-    parser.add_argument("--tuning_starts", type=int, default=16, help="held-out starts that score a row")
-    parser.add_argument("--tuning_epochs", type=int, default=16, help="passes over the data of a row of the table")
-    parser.add_argument("--pets_epochs", type=int, default=40, help="passes over the data of the chosen row, at most")
+    parser.add_argument("--pets_epochs", type=int, default=40, help="passes over the data of PETS, at most")
     parser.add_argument("--pets_batch", type=int, default=1024, help="transitions per step of PETS")
     parser.add_argument(
         "--trainings", type=int, default=2, help="trainings at a time: one compiles while the other trains"
@@ -356,8 +267,6 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
         parser.error(
             f"{(wrong or passed[-1:])[0]}: not a flag of this script, and not a --GROUP.NAME VALUE of tt train"
         )
-    if max(options.rows) >= len(TUNING) or min(options.rows) < 0:
-        parser.error(f"--rows must lie in [0, {len(TUNING)}), got {options.rows}")
     return options, passed
 
 

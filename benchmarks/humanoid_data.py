@@ -1,9 +1,10 @@
-"""Data of the humanoid experiment (`humanoid.py`): episodes to train on, held-out ones, and reference episodes.
+"""What the humanoid experiment (`humanoid.py`) and its tuning share: data, reference episodes, places, common flags.
 
 The policy reads all 348 dimensions of Humanoid-v5, the datasets hold the first 45: positions and velocities.
 """
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ ENV_OPTIONS = {f"include_{name}_in_observation": False for name in ("cinert", "c
 NUM_BINS = 100
 HIDDEN = 0.5
 SPLIT_SEED = 0
-REFERENCE_SEED = 9_000_000  # of environments; the data is played with seeds from 2^31 on
+REFERENCE_SEED = 10_000_000  # of environments; the data is played with seeds from 2^31 on
 LATEST_BRANCH = 200  # references part from each other at a step up to this one
 VARIANTS = {"observed": "", "masked": "_masked"}
 
@@ -40,10 +41,6 @@ class Places:
         """A dataset: train, train_masked, held_out or references."""
         return self.work / "data" / f"{name}.npz"
 
-    def tuned(self, row: int) -> Path:
-        """The score of a row of the tuning table."""
-        return self.work / "tune" / f"{row}.json"
-
     def run(self, name: str, variant: str, seed: int) -> Path:
         """The folder of a model or ensemble."""
         return self.work / "runs" / f"{name}{VARIANTS[variant]}_{seed}"
@@ -56,6 +53,14 @@ class Places:
     def study(self, variant: str, seed: int) -> Path:
         """The result of a study."""
         return self.work / "studies" / f"{variant}_{seed}.json"
+
+
+def model_flags(settings: Mapping[str, object], num_bins: int = NUM_BINS) -> list[object]:
+    """Flags of `tt train` for a model of states and actions with uniform bins, by the names of its settings."""
+    # For likelihoods all tokens count alike; the preset, made for planning, gives actions more weight.
+    common = {"tokens.discretizer": "uniform", "tokens.rewards": "false", "tokens.num_bins": num_bins}
+    common |= {"train.action_weight": 1, "checkpoint_every": 5000, "preset": "default"}
+    return [word for name, value in {**common, **settings}.items() for word in (f"--{name}", value)]
 
 
 def narrow(episode: Episode) -> Episode:

@@ -1,4 +1,4 @@
-"""The script of the humanoid experiment: its jobs, the choice of the ensemble, references that branch, the summary."""
+"""The scripts of the humanoid experiment: their jobs, the tables of settings, references that branch, the summary."""
 
 import json
 import runpy
@@ -13,6 +13,7 @@ from trajectory_transformer.cli import main as tt
 from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
 
 HUMANOID = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "humanoid.py"))
+TUNING = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "humanoid_tuning.py"))
 
 
 def parsed(tmp_path: Path, *words: object) -> tuple[Any, Any, list[str]]:
@@ -29,12 +30,11 @@ def write_json(path: Path, content: object) -> None:
 def test_every_seed_has_all_predictors_on_both_kinds_of_data(tmp_path: Path) -> None:
     jobs = HUMANOID["jobs"](*parsed(tmp_path, "--train.steps", 9, "--model.window", 6))
     counts = {kind: sum(job.kind == kind for job in jobs) for kind in ("collect", "train", "fit", "play")}
-    assert counts == {"collect": 2, "train": 2 * 2 * 3, "fit": len(HUMANOID["TUNING"]) + 2 * 3, "play": 2 * 3 + 1}
+    assert counts == {"collect": 2, "train": 2 * 2 * 3, "fit": 2 * 3, "play": 2 * 3 + 1}
     assert len({job.out for job in jobs}) == len(jobs)
     made = {job.out for job in jobs}
     assert all(set(job.needs) <= made for job in jobs)
-    # Also with a tuning table of an earlier run, nothing learns before there is data.
-    assert all(jobs[0].out in job.needs for job in jobs if job.kind in ("train", "fit"))
+    assert all(jobs[0].out in job.needs for job in jobs if job.kind in ("train", "fit")), "data comes first"
     for job in jobs:
         words = list(job.command)
         if job.kind == "train":
@@ -43,7 +43,7 @@ def test_every_seed_has_all_predictors_on_both_kinds_of_data(tmp_path: Path) -> 
             assert windows[-1] == ("2" if name.startswith("markov") else "6")
             assert words[words.index("--tokens.num_bins") + 1] == ("101" if masked else "100")
             steps = [words[place + 1] for place, word in enumerate(words) if word == "--train.steps"]
-            assert steps == [str(HUMANOID["STEPS"]), "9"], "flags of the user come last"
+            assert steps == [str(HUMANOID["MODEL"]["train.steps"]), "9"], "flags of the user come last"
             assert words[words.index("--train.action_weight") + 1] == "1"
             assert Path(words[4]).stem == ("train_masked" if masked else "train")
         if job.kind == "play" and job.out.suffix == ".json":
@@ -53,12 +53,46 @@ def test_every_seed_has_all_predictors_on_both_kinds_of_data(tmp_path: Path) -> 
             assert words[words.index("--samples") + 1] == ("2000" if "masked" in job.out.stem else "1000")
 
 
-def test_the_ensemble_with_the_best_likelihood_is_chosen(tmp_path: Path) -> None:
-    _, places, _ = parsed(tmp_path)
-    for row, score in ((0, -5.0), (2, -3.0), (3, -4.0)):
-        write_json(places.tuned(row), {"metrics": {"mean_logp_policy": score}})
-    assert HUMANOID["best_row"](places, [0, 2, 3]) == 2
-    assert [entry["row"] for entry in HUMANOID["tuning_table"](places, range(4))] == [0, 2, 3]
+def tuning(tmp_path: Path, *words: object) -> Any:
+    required = ["--policies", "p", "--work", tmp_path / "work", "--out", tmp_path / "out", "--device", "cpu"]
+    return TUNING["parse"]([str(word) for word in (*required, *words)])
+
+
+def test_every_row_of_settings_is_trained_and_scored_on_the_same_starts(tmp_path: Path) -> None:
+    options = tuning(tmp_path, "--models", 0, 4)
+    jobs = TUNING["jobs"](options, HUMANOID["Places"](options.work))
+    assert [job.kind for job in jobs] == ["collect", *["fit"] * len(TUNING["ENSEMBLES"]), *["train", "study"] * 2]
+    assert all(set(job.needs) <= {other.out for other in jobs} for job in jobs)
+    commands = [dict(zip(job.command[5::2], job.command[6::2], strict=False)) for job in jobs]
+    trained = commands[-2]
+    assert trained["--model.width"] == "256" and trained["--train.optimizer"] == "adam"
+    assert trained["--train.steps"] == "24305" and trained["--tokens.num_bins"] == "100"
+    for words in (commands[-1], commands[-3]):
+        assert words["--starts"] == "16" and words["--seed"] == "1000" and words["--context"] == "9"
+
+
+def test_the_experiment_uses_the_settings_with_the_best_likelihood() -> None:
+    path = Path(__file__).parents[1] / "results" / "prediction" / "humanoid_tuning.json"
+    result = json.loads(path.read_text())
+    for rows, name, chosen in (("ensembles", "ensemble", "ENSEMBLE"), ("models", "model", "MODEL")):
+        best = max(result[rows], key=lambda each: each["metrics"]["mean_logp_policy"])
+        settings = {key: value for key, value in HUMANOID[chosen].items() if key != "train.steps"}
+        assert {key: best[name][key] for key in settings} == settings
+    assert len(result["ensembles"]) == len(TUNING["ENSEMBLES"])
+    assert [each["model"] for each in result["models"]] == list(TUNING["MODELS"])
+
+
+def test_the_table_of_settings_has_the_mean_over_all_steps(tmp_path: Path) -> None:
+    options = tuning(tmp_path, "--models", 1)
+    folder = options.work / "tuning"
+    write_json(folder / "ensemble_2.json", {"ensemble": {}, "metrics": {"mean_logp_policy": -3.0}})
+    write_json(folder / "tt_1" / "training.json", {"metrics": {"loss": 1.25}})
+    curve = {"log_prob": [4.0, 1.0, None]}
+    write_json(folder / "model_1.json", {"metrics": {"tt_logp_1": 4.0}, "curves": {"policy": {"tt": curve}}})
+    TUNING["write_table"](options, 1.0)
+    result = json.loads((tmp_path / "out" / "humanoid_tuning.json").read_text())
+    assert result["metrics"] == {"ensemble_2_mean_logp": -3.0, "model_1_mean_logp": 2.5}
+    assert result["models"][0]["loss"] == 1.25 and result["models"][0]["metrics"]["tt_logp_1"] == 4.0
 
 
 def test_errors_of_one_step_are_those_of_known_models() -> None:
@@ -72,7 +106,7 @@ def test_errors_of_one_step_are_those_of_known_models() -> None:
         return Episode(states.astype(np.float32), actions.astype(np.float32), None, False)
 
     train, held_out = (Dataset((play(steps), play(steps))) for steps in (200, 50))
-    errors = HUMANOID["one_step_errors"](lambda states, actions: states + 0.0 * actions, train, held_out)
+    errors = TUNING["one_step_errors"](lambda states, actions: states + 0.0 * actions, train, held_out)
     assert errors["one_step_mse"] == pytest.approx(errors["one_step_mse_no_change"])
     assert errors["one_step_mse_linear"] == pytest.approx(0.0, abs=1e-8)
     states = np.concatenate([episode.observations[:-1] for episode in train]).astype(np.float64)
@@ -132,9 +166,11 @@ def test_references_of_a_start_are_equal_up_to_a_step_and_differ_after_it(tmp_pa
 
 
 def test_flags_that_nothing_takes_are_refused(tmp_path: Path) -> None:
-    for words in (["--search.horizon", 3], ["--rows", 99]):
+    with pytest.raises(SystemExit):
+        parsed(tmp_path, "--search.horizon", 3)
+    for rows in (["--models", 5], ["--ensembles", -1]):
         with pytest.raises(SystemExit):
-            parsed(tmp_path, *words)
+            tuning(tmp_path, *rows)
 
 
 def test_one_future_of_each_predictor_begins_at_the_first_start(tmp_path: Path) -> None:
