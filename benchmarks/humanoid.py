@@ -20,7 +20,6 @@ models (`--train.steps`, `--model.width`).
 import argparse
 import io
 import json
-import os
 import shlex
 import sys
 import time
@@ -31,15 +30,16 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.humanoid_data import (
-    HIDDEN,
+from benchmarks.humanoid_data import HIDDEN, SPLIT_SEED, collect_data, collect_references
+from benchmarks.humanoid_jobs import (
     NUM_BINS,
-    SPLIT_SEED,
     VARIANTS,
     Places,
-    collect_data,
-    collect_references,
     model_flags,
+    options_parser,
+    spent,
+    training_job,
+    words_of,
 )
 from benchmarks.paper.table import MORE_TO_DO, TT, Job, Queue, command
 from trajectory_transformer.analysis.predictors import Past, load_predictor
@@ -102,7 +102,7 @@ def sample_futures(options: argparse.Namespace, places: Places) -> None:
 def jobs(options: argparse.Namespace, places: Places, train_flags: Sequence[str]) -> list[Job]:
     """All jobs, those that others wait for first."""
     script = (sys.executable, Path(__file__), "--policies", options.policies, "--work", options.work)
-    shared = [word for name in SHARED for word in (f"--{name}", getattr(options, name))]
+    shared = words_of(options, SHARED)
     train, references = places.data("train"), places.data("references")
     found = [
         Job("collect", train, command(*script, *shared, "--part", "collect")),
@@ -116,17 +116,7 @@ def jobs(options: argparse.Namespace, places: Places, train_flags: Sequence[str]
                 folder = places.run(name, variant, seed)
                 own = [*settings, "--seed", seed, *train_flags]
                 own += [] if window is None else ["--model.window", window]
-                device = ("--device", options.device)
-                found.append(
-                    Job(
-                        "train",
-                        folder / "training.json",
-                        command(*TT, "train", data, "--out", folder, *device, *own),
-                        (train,),
-                        command(*TT, "train", data, "--resume", folder, *device),
-                        folder / "run.json",
-                    )
-                )
+                found.append(training_job(data, folder, options.device, own, (train,)))
             fitted = places.run("pets", variant, seed) / "training.json"
             words = ("--part", "fit", "--seed", seed, "--variant", variant)
             found.append(Job("fit", fitted, command(*script, *shared, *words), (train,)))
@@ -197,14 +187,6 @@ def write_summary(options: argparse.Namespace, places: Places, seconds: float) -
     print(f"wrote {path}", flush=True)
 
 
-def spent(places: Places, seconds: float) -> float:
-    """Seconds of all commands so far, with those of this one."""
-    path = places.work / "seconds.json"
-    total = seconds + (json.loads(path.read_text()) if path.exists() else 0.0)
-    write_atomically(path, json.dumps(total).encode())
-    return float(total)
-
-
 def reached(curves: dict[str, Curve]) -> dict[str, float]:
     """Share of the steps beyond 10 at which TT is above PETS, and above the Markovian variant."""
 
@@ -231,36 +213,21 @@ PARTS = {
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Options of the script, and flags for `tt train`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policies", type=Path, required=True, help="folder of the actor files to collect with")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the files of the jobs")
-    parser.add_argument("--out", type=Path, default=Path("results/prediction"), help="folder of the result")
-    parser.add_argument("--part", choices=("all", *PARTS), default="all", help="one job instead of all")
+    parser = options_parser(__doc__, PARTS)
     parser.add_argument("--seeds", type=int, default=3, help="number of training seeds")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the data, for a trial")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that collect")
-    parser.add_argument("--held_out", type=float, default=0.05, help="share of the episodes that is held out")
     parser.add_argument("--starts", type=int, default=8, help="fixed starts of the references")
     parser.add_argument("--visits", type=int, default=32, help="episodes from each start")
-    parser.add_argument("--context", type=int, default=9, help="transitions before a start")
-    parser.add_argument("--horizon", type=int, default=100, help="steps to predict")
-    parser.add_argument("--samples", type=int, default=1000, help="futures of each start")
     parser.add_argument(
         "--recorded_seeds", type=int, default=1, help="seeds that are studied with recorded actions too"
     )
     parser.add_argument("--seed", type=int, default=0, help="training seed, for the part fit")
     parser.add_argument("--variant", choices=tuple(VARIANTS), default="observed", help="states, for the part fit")
     parser.add_argument("--pets_epochs", type=int, default=40, help="passes over the data of PETS, at most")
-    parser.add_argument("--pets_batch", type=int, default=1024, help="transitions per step of PETS")
     parser.add_argument(
         "--trainings", type=int, default=2, help="trainings at a time: one compiles while the other trains"
     )
     parser.add_argument("--fits", type=int, default=1, help="ensembles at a time")
     parser.add_argument("--plays", type=int, default=1, help="studies at a time")
-    parser.add_argument("--backend", default="cached", help="decoder of the studies")
-    parser.add_argument("--max_rows", type=int, default=4096, help="sequences extended at a time")
-    parser.add_argument("--time_limit", type=float, default=None, help="seconds after which this command ends")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options, passed = parser.parse_known_args(arguments)
     wrong = [name for name in passed[::2] if not name.startswith(("--tokens.", "--model.", "--train."))]
     if wrong or len(passed) % 2:
@@ -281,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     slots = {"collect": 1, "train": options.trainings, "fit": options.fits, "play": options.plays}
     deadline = began + (options.time_limit or float("inf"))
     complete = Queue(slots, options.work / "logs", deadline).run(jobs(options, places, train_flags))
-    write_summary(options, places, spent(places, time.monotonic() - began))
+    write_summary(options, places, spent(places.work / "seconds.json", time.monotonic() - began))
     if not complete:
         print("out of time; run the same command to continue", flush=True)
     return 0 if complete else MORE_TO_DO

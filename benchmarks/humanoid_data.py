@@ -1,15 +1,14 @@
-"""What the humanoid experiment (`humanoid.py`) and its tuning share: data, reference episodes, places, common flags.
+"""Data of the humanoid experiment (`humanoid.py`): episodes to train on, held-out ones, and reference episodes.
 
 The policy reads all 348 dimensions of Humanoid-v5, the datasets hold the first 45: positions and velocities.
 """
 
 import argparse
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 
+from benchmarks.humanoid_jobs import NUM_BINS, Places
 from trajectory_transformer.actors import Script, ScriptedPolicy, make_script
 from trajectory_transformer.analysis.masking import masked_dataset
 from trajectory_transformer.collect import CollectedEpisode, WorkerPool, collected_dataset, play_parts
@@ -23,44 +22,10 @@ from trajectory_transformer.rollout import make_envs, rollout, space_dims
 RECIPE = "humanoid-expert"
 OBSERVATION_DIM = 45
 ENV_OPTIONS = {f"include_{name}_in_observation": False for name in ("cinert", "cvel", "qfrc_actuator", "cfrc_ext")}
-NUM_BINS = 100
 HIDDEN = 0.5
 SPLIT_SEED = 0
 REFERENCE_SEED = 10_000_000  # of environments; the data is played with seeds from 2^31 on
 LATEST_BRANCH = 200  # references part from each other at a step up to this one
-VARIANTS = {"observed": "", "masked": "_masked"}
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where the files lie."""
-
-    work: Path
-
-    def data(self, name: str) -> Path:
-        """A dataset: train, train_masked, held_out or references."""
-        return self.work / "data" / f"{name}.npz"
-
-    def run(self, name: str, variant: str, seed: int) -> Path:
-        """The folder of a model or ensemble."""
-        return self.work / "runs" / f"{name}{VARIANTS[variant]}_{seed}"
-
-    @property
-    def futures(self) -> Path:
-        """One future of each predictor, and what happened."""
-        return self.work / "futures.npz"
-
-    def study(self, variant: str, seed: int) -> Path:
-        """The result of a study."""
-        return self.work / "studies" / f"{variant}_{seed}.json"
-
-
-def model_flags(settings: Mapping[str, object], num_bins: int = NUM_BINS) -> list[object]:
-    """Flags of `tt train` for a model of states and actions with uniform bins, by the names of its settings."""
-    # For likelihoods all tokens count alike; the preset, made for planning, gives actions more weight.
-    common = {"tokens.discretizer": "uniform", "tokens.rewards": "false", "tokens.num_bins": num_bins}
-    common |= {"train.action_weight": 1, "checkpoint_every": 5000, "preset": "default"}
-    return [word for name, value in {**common, **settings}.items() for word in (f"--{name}", value)]
 
 
 def narrow(episode: Episode) -> Episode:

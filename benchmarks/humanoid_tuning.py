@@ -16,7 +16,6 @@ A row is scored by its log-likelihood with predicted actions, mean over all step
 
 import argparse
 import json
-import os
 import shlex
 import sys
 import time
@@ -27,7 +26,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.humanoid_data import NUM_BINS, Places, collect_data, model_flags
+from benchmarks.humanoid_data import collect_data
+from benchmarks.humanoid_jobs import NUM_BINS, Places, model_flags, options_parser, training_job, words_of
 from benchmarks.paper.table import MORE_TO_DO, TT, Job, Queue, command
 from trajectory_transformer.analysis.predictors import BEHAVIOUR, EnsemblePredictor
 from trajectory_transformer.analysis.protocol import study_dataset
@@ -130,7 +130,7 @@ def one_step_errors(predict: Callable[..., FloatArray], train: Dataset, held_out
 def jobs(options: argparse.Namespace, places: Places) -> list[Job]:
     """All jobs, those that others wait for first."""
     script = (sys.executable, Path(__file__), "--policies", options.policies, "--work", options.work)
-    shared = [word for name in SHARED for word in (f"--{name}", getattr(options, name))]
+    shared = words_of(options, SHARED)
     train = places.data("train")
     found = [Job("collect", train, command(*script, *shared, "--part", "collect"))]
     for row in options.ensembles:
@@ -138,20 +138,11 @@ def jobs(options: argparse.Namespace, places: Places) -> list[Job]:
         found.append(Job("fit", ensemble_row(options.work, row), part, (train,)))
     for row in options.models:
         folder = options.work / "tuning" / f"tt_{row}"
-        device = ("--device", options.device)
-        found.append(
-            Job(
-                "train",
-                folder / "training.json",
-                command(*TT, "train", train, "--out", folder, *device, "--seed", SEED, *model_flags(MODELS[row])),
-                (train,),
-                command(*TT, "train", train, "--resume", folder, *device),
-                folder / "run.json",
-            )
-        )
+        flags = ["--seed", SEED, *model_flags(MODELS[row])]
+        found.append(training_job(train, folder, options.device, flags, (train,)))
         words: list[object] = ["--predictors", json.dumps({"tt": str(folder)}), "--out", model_row(options.work, row)]
         words += ["--horizon", options.horizon, "--samples", options.model_samples, "--starts", options.starts]
-        words += ["--context", options.context, "--seed", SEED, *device]
+        words += ["--context", options.context, "--seed", SEED, "--device", options.device]
         words += ["--backend", options.backend, "--max_rows", options.max_rows]
         study = command(*TT, "study", places.data("held_out"), *words)
         found.append(Job("study", model_row(options.work, row), study, (folder / "training.json",)))
@@ -198,29 +189,14 @@ PARTS = {"collect": collect_data, "ensemble": tune_ensemble}
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options of the script."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policies", type=Path, required=True, help="folder of the actor files to collect with")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the files of the jobs")
-    parser.add_argument("--out", type=Path, default=Path("results/prediction"), help="folder of the result")
-    parser.add_argument("--part", choices=("all", *PARTS), default="all", help="one job instead of all")
+    parser = options_parser(__doc__, PARTS)
     parser.add_argument("--row", type=int, default=0, help="row of the ensembles, for the part ensemble")
     all_rows = {"ensembles": len(ENSEMBLES), "models": len(MODELS)}
     for name, count in all_rows.items():
         parser.add_argument(f"--{name}", nargs="*", type=int, default=list(range(count)), help=f"rows of the {name}")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the data, for a trial")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that collect")
-    parser.add_argument("--held_out", type=float, default=0.05, help="share of the episodes that is held out")
     parser.add_argument("--starts", type=int, default=16, help="starts in held-out episodes that score a row")
-    parser.add_argument("--context", type=int, default=9, help="transitions before a start")
-    parser.add_argument("--horizon", type=int, default=100, help="steps to predict")
-    parser.add_argument("--samples", type=int, default=1000, help="futures of each start, of an ensemble")
-    parser.add_argument("--model_samples", type=int, default=250, help="futures of each start, of a model")
+    parser.add_argument("--model_samples", type=int, default=250, help="the same as --samples, for a model")
     parser.add_argument("--pets_epochs", type=int, default=16, help="passes over the data of an ensemble")
-    parser.add_argument("--pets_batch", type=int, default=1024, help="transitions per step of PETS")
-    parser.add_argument("--backend", default="auto", help="decoder of the studies")
-    parser.add_argument("--max_rows", type=int, default=8192, help="sequences extended at a time")
-    parser.add_argument("--time_limit", type=float, default=None, help="seconds after which this command ends")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options = parser.parse_args(arguments)
     for name, count in all_rows.items():
         wrong = [row for row in getattr(options, name) if not 0 <= row < count]

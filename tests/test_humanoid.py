@@ -143,9 +143,8 @@ def test_the_summary_is_the_mean_over_seeds(tmp_path: Path) -> None:
 
 
 def test_the_time_of_interrupted_commands_adds_up(tmp_path: Path) -> None:
-    _, places, _ = parsed(tmp_path)
-    assert HUMANOID["spent"](places, 10.0) == 10.0
-    assert HUMANOID["spent"](places, 5.5) == 15.5
+    assert HUMANOID["spent"](tmp_path / "seconds.json", 10.0) == 10.0
+    assert HUMANOID["spent"](tmp_path / "seconds.json", 5.5) == 15.5
 
 
 def test_references_of_a_start_are_equal_up_to_a_step_and_differ_after_it(tmp_path: Path, policies: Path) -> None:
