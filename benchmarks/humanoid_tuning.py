@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.humanoid_data import collect_data
-from benchmarks.humanoid_jobs import NUM_BINS, Places, model_flags, options_parser, training_job, words_of
+from benchmarks.humanoid_jobs import NUM_BINS, Places, model_flags, options_parser, spent, training_job, words_of
 from benchmarks.paper.table import MORE_TO_DO, TT, Job, Queue, command
 from trajectory_transformer.analysis.predictors import BEHAVIOUR, EnsemblePredictor
 from trajectory_transformer.analysis.protocol import study_dataset
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     deadline = began + (options.time_limit or float("inf"))
     slots = {"collect": 1, "train": 1, "fit": 1, "study": 1}
     complete = Queue(slots, options.work / "logs", deadline).run(jobs(options, places))
-    write_table(options, time.monotonic() - began)
+    write_table(options, spent(options.work / "tuning" / "seconds.json", time.monotonic() - began))
     if not complete:
         print("out of time; run the same command to continue", flush=True)
     return 0 if complete else MORE_TO_DO

@@ -63,6 +63,7 @@ def test_every_row_of_settings_is_trained_and_scored_on_the_same_starts(tmp_path
     jobs = TUNING["jobs"](options, HUMANOID["Places"](options.work))
     assert [job.kind for job in jobs] == ["collect", *["fit"] * len(TUNING["ENSEMBLES"]), *["train", "study"] * 2]
     assert all(set(job.needs) <= {other.out for other in jobs} for job in jobs)
+    assert all(jobs[0].out in job.needs for job in jobs if job.kind in ("train", "fit")), "data comes first"
     commands = [dict(zip(job.command[5::2], job.command[6::2], strict=False)) for job in jobs]
     trained = commands[-2]
     assert trained["--model.width"] == "256" and trained["--train.optimizer"] == "adam"

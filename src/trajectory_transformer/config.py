@@ -216,9 +216,9 @@ class SearchConfig:
     replan_every: int = 1
     """Actions taken from one plan before the next plan is made."""
     backend: Literal["auto", "fused", "fused-float32", "cached", "cached-bfloat16", "naive"] = "auto"
-    """fused: CUDA kernels in bfloat16 (or float32) and a CUDA graph. cached: an exact key/value cache (or one in
-    bfloat16). naive: a full forward pass per token, for comparison. auto: fused on a GPU where it is supported, else
-    cached."""
+    """fused: CUDA kernels in bfloat16 (or float32) and a CUDA graph. cached: an exact key/value cache; cached-bfloat16
+    rounds its matmuls, keys and values. naive: a full forward pass per token, for comparison. auto: fused on a GPU that
+    supports it, else cached."""
 
     def __post_init__(self) -> None:
         """Refuse a search that could not take a step."""
