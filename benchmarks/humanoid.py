@@ -59,7 +59,7 @@ MODEL = {
     "train.batch_size": 64,
     "train.learning_rate": 1e-3,
     "train.optimizer": "adam",
-    "train.steps": 20_000,
+    "train.steps": 14_000,
 }
 WINDOWS = {"tt": None, "markov": 2}  # transitions; None: as the flags say
 
