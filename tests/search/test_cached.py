@@ -8,7 +8,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tests.search.test_decoder import LAYOUTS, random_gpt, random_search, search_lengths
 from trajectory_transformer.config import ModelConfig
+from trajectory_transformer.limits import GIB
 from trajectory_transformer.model.gpt import Block
+from trajectory_transformer.search.cache import check_free_memory
 from trajectory_transformer.search.cached import CachedDecoder, TransposedLinear
 
 
@@ -63,6 +65,16 @@ def test_a_search_that_does_not_fit_into_memory_is_refused() -> None:
     decoder = CachedDecoder(random_gpt(LAYOUTS["rewards"]))
     with pytest.raises(ValueError, match=r"2000000000000 candidates needs .* GiB .*: lower search.beam_width"):
         decoder.begin(torch.zeros(2, 2, dtype=torch.long), max_candidates=10**12, max_new=8)
+
+
+def test_memory_that_torch_keeps_of_freed_tensors_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * GIB, 16 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 7 * GIB)
+    device = torch.device("cuda", 0)
+    check_free_memory(5 * GIB, 8, device)
+    with pytest.raises(ValueError, match=r"8 candidates needs 6.0 GiB for keys and values, 5.0 GiB are free"):
+        check_free_memory(6 * GIB, 8, device)
 
 
 @pytest.mark.gpu

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trajectory_transformer.limits import GIB, available_bytes
+
 HEADROOM = 16
 """Free columns after a selection, about one transition."""
 
@@ -127,6 +129,21 @@ class KVCache:
     def num_bytes(*, layers: int, width: int, rows: int, max_own: int, itemsize: int) -> int:
         """Memory of the own keys and values of `rows` candidates, in all buffers."""
         return 6 * layers * rows * max_own * width * itemsize
+
+
+def check_free_memory(needed: int, num_candidates: int, device: torch.device) -> None:
+    """Refuse a search whose keys and values do not fit into the memory of its device."""
+    if device.type == "cuda":
+        # What torch keeps of freed tensors counts as used in the driver, but new tensors get it.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free: int | None = torch.cuda.mem_get_info(device)[0] + kept
+    else:
+        free = available_bytes()
+    if free is not None and needed > free:
+        raise ValueError(
+            f"a search with {num_candidates} candidates needs {needed / GIB:.1f} GiB for keys and values, "
+            f"{free / GIB:.1f} GiB are free: lower search.beam_width, search.expansion or --num_envs"
+        )
 
 
 def attend_many(query: Tensor, cache: KVCache, layer: int, mask: Tensor) -> Tensor:

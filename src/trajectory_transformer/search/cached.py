@@ -1,13 +1,11 @@
 """The cached decoder: the model reads each token once, and everything visible again when the window slides."""
 
-import os
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from trajectory_transformer.model.gpt import GPT, Block
-from trajectory_transformer.search.cache import KVCache, attend_many, attend_one
+from trajectory_transformer.search.cache import KVCache, attend_many, attend_one, check_free_memory
 from trajectory_transformer.search.decoder import StepwiseDecoder
 from trajectory_transformer.search.tree import Level, read_tree
 
@@ -135,19 +133,11 @@ class CachedDecoder(StepwiseDecoder):
 
     def _check_memory(self, rows: int, max_own: int) -> None:
         """Refuse a search that would not fit into memory."""
-        config, weight = self.gpt.config, self.gpt.position_embedding
+        config = self.gpt.config
         needed = KVCache.num_bytes(
             layers=config.num_layers, width=config.width, rows=rows, max_own=max_own, itemsize=self.dtype.itemsize
         )
-        if weight.device.type == "cpu":
-            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        else:
-            free = torch.get_device_module(weight.device).mem_get_info(weight.device)[0]
-        if needed > free:
-            raise ValueError(
-                f"a search with {rows} candidates needs {needed / 2**30:.1f} GiB for keys and values, "
-                f"{free / 2**30:.1f} GiB are free: lower search.beam_width, search.expansion or --num_envs"
-            )
+        check_free_memory(needed, rows, self.gpt.position_embedding.device)
 
 
 class TransposedLinear(nn.Module):

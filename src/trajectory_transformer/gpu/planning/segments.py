@@ -6,12 +6,14 @@ the row that it continues in each segment. A selection copies only these lists a
 """
 
 import functools
+import math
 
 import torch
 from torch import Tensor
 
 from trajectory_transformer.gpu.planning.kernels import MAX_SEGMENTS, Kernels, RunArguments, SelectArguments
 from trajectory_transformer.gpu.planning.packed import TILE, pack_tiles
+from trajectory_transformer.search.cache import check_free_memory
 
 
 class Segments:
@@ -45,7 +47,7 @@ class Segments:
         """Allocate `num_segments` segments of `rows` candidates (of all environments together)."""
         shape = (num_segments, 2, self._layers, rows, self.tiles * self._width * TILE)
         if shape not in self._pools:
-            self._check_memory(shape)
+            check_free_memory(math.prod(shape) * self._dtype.itemsize, rows, self._device)
             # Zeros: matmuls read whole tiles, and uninitialised columns could hold NaN or infinity.
             self._pools[shape] = torch.zeros(shape, dtype=self._dtype, device=self._device)
         self._pool = self._pools[shape]
@@ -113,18 +115,6 @@ class Segments:
     def _free_index(self) -> int:
         used = {*self._complete, self._current}
         return next(index for index in range(len(self._pool)) if index not in used)
-
-    def _check_memory(self, shape: tuple[int, ...]) -> None:
-        """Raise an error if the allocation would not fit in device memory."""
-        if self._device.type != "cuda":
-            return
-        needed = functools.reduce(int.__mul__, shape) * self._dtype.itemsize
-        free = torch.cuda.mem_get_info(self._device)[0]
-        if needed > free:
-            raise ValueError(
-                f"a search with {shape[3]} candidates needs {needed / 2**30:.1f} GiB for keys and values, "
-                f"{free / 2**30:.1f} GiB are free: lower search.beam_width, search.expansion or --num_envs"
-            )
 
 
 @functools.cache
