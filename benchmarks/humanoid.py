@@ -13,8 +13,8 @@ Every job is a command that writes a file to the work folder, and the same comma
 - futures: one sampled future of TT and PETS each, for `benchmarks/humanoid_strip.py`.
 
 Writes <out>/humanoid.json and <out>/humanoid.png. Metrics are means over training seeds, `_stderr` their standard
-errors. Settings were chosen by `humanoid_tuning.py`, on other episodes. Flags of `tt train` override them for all
-models (`--train.steps`, `--model.width`).
+errors. The ensemble was chosen by `humanoid_tuning.py`, on other episodes. Flags of `tt train` change the settings of
+all models (`--train.steps`, `--model.width`).
 """
 
 import argparse
@@ -37,6 +37,7 @@ from benchmarks.humanoid_jobs import (
     Places,
     model_flags,
     options_parser,
+    reference_options,
     spent,
     training_job,
     words_of,
@@ -54,13 +55,8 @@ from trajectory_transformer.report.prediction import Panel, likelihood_figure
 from trajectory_transformer.results import summarize, write_result
 
 ENSEMBLE = {"num_networks": 7, "num_elites": 5, "num_layers": 4, "width": 800}
-MODEL = {
-    "model.width": 256,
-    "train.batch_size": 64,
-    "train.learning_rate": 1e-3,
-    "train.optimizer": "adam",
-    "train.steps": 14_000,
-}
+MODEL = {"train.steps": 8_000}  # better ones take more than 25 minutes, see docs/prediction.md
+STUDIED = ("settings", "starts", "ranges", "num_bins")  # of a study, the same for all seeds
 WINDOWS = {"tt": None, "markov": 2}  # transitions; None: as the flags say
 
 
@@ -168,7 +164,7 @@ def write_summary(options: argparse.Namespace, places: Places, seconds: float) -
         oracle = metrics[f"oracle_logp{suffix}"]
         last = f"tt_logp_{options.horizon}{suffix}"
         metrics[f"tt_below_oracle_{options.horizon}{suffix}"] = oracle - metrics[last]
-        details[variant] = {"curves": curves, "settings": studies[0]["settings"], "starts": studies[0]["starts"]}
+        details[variant] = {"curves": curves, **{key: studies[0][key] for key in STUDIED if key in studies[0]}}
         panels.append(Panel(f"{'partially' if suffix else 'fully'} observed", curves["policy"], oracle))
     if not panels:
         return
@@ -200,8 +196,8 @@ def reached(curves: dict[str, Curve]) -> dict[str, float]:
 
 
 SHARED = (
-    "scale", "workers", "held_out", "starts", "visits", "context", "horizon", "samples", "pets_epochs", "pets_batch",
-    "device",
+    "scale", "workers", "held_out", "starts", "visits", "reference_seed", "context", "horizon", "samples",
+    "pets_epochs", "pets_batch", "device",
 )  # fmt: skip
 PARTS = {
     "collect": collect_data,
@@ -215,8 +211,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     """Options of the script, and flags for `tt train`."""
     parser = options_parser(__doc__, PARTS)
     parser.add_argument("--seeds", type=int, default=3, help="number of training seeds")
-    parser.add_argument("--starts", type=int, default=8, help="fixed starts of the references")
-    parser.add_argument("--visits", type=int, default=32, help="episodes from each start")
+    reference_options(parser)
     parser.add_argument(
         "--recorded_seeds", type=int, default=1, help="seeds that are studied with recorded actions too"
     )

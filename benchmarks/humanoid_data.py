@@ -4,7 +4,9 @@ The policy reads all 348 dimensions of Humanoid-v5, the datasets hold the first 
 """
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -24,7 +26,6 @@ OBSERVATION_DIM = 45
 ENV_OPTIONS = {f"include_{name}_in_observation": False for name in ("cinert", "cvel", "qfrc_actuator", "cfrc_ext")}
 HIDDEN = 0.5
 SPLIT_SEED = 0
-REFERENCE_SEED = 10_000_000  # of environments; the data is played with seeds from 2^31 on
 LATEST_BRANCH = 200  # references part from each other at a step up to this one
 
 
@@ -49,27 +50,35 @@ def collect_data(options: argparse.Namespace, places: Places) -> None:
 
 
 def collect_references(options: argparse.Namespace, places: Places) -> None:
-    """Play several visits from each of a few starts: the same noise up to a step, then other noise."""
-    recipe = read_recipe(RECIPE, options.policies)
-    actor = recipe.parts[0].actor
-    episodes: list[Episode] = []
-    for start in range(options.starts):
-        rng = np.random.default_rng(stream_seed(REFERENCE_SEED, start))
-        branch = int(rng.integers(options.context, max(LATEST_BRANCH, options.context + 1)))
-        envs = make_envs(recipe.env, 1, {"max_episode_steps": branch + options.horizon})
-        actions = action_leaf(envs.single_action_space)
-        script = make_script(actor, recipe.env, actions, space_dims(envs)[0], envs.envs[0])
-        for visit in range(options.visits):
-            common = np.random.default_rng(stream_seed(REFERENCE_SEED, start, 0))
-            own = np.random.default_rng(stream_seed(REFERENCE_SEED, start, 1, visit))
-            policy = ScriptedPolicy(branching(script, common, own, branch), own)
-            played = rollout(envs, policy, num_episodes=1, seed=REFERENCE_SEED + start)
-            episodes.append(narrow(played[0]))
-        envs.close()
+    """Play several visits from each of a few starts."""
+    visits = range(options.visits)
+    played = [play_visits(options, start, visits) for start in range(options.starts)]
     held_out = load_npz(places.data("held_out"))
-    metadata = {**held_out.metadata, "seed": REFERENCE_SEED}
-    dataset = Dataset(tuple(episodes), metadata, held_out.observation_dimensions, held_out.action_dimensions)
+    metadata = {**held_out.metadata, "seed": options.reference_seed}
+    episodes = tuple(chain.from_iterable(played))
+    dataset = Dataset(episodes, metadata, held_out.observation_dimensions, held_out.action_dimensions)
     save_npz(dataset, places.data("references"))
+
+
+def play_visits(options: argparse.Namespace, start: int, visits: Iterable[int]) -> list[Episode]:
+    """Episodes from one start: the same noise up to a step, then that of each visit.
+
+    Data is played with seeds of environments from 2^31 on, references with those from `options.reference_seed` on.
+    """
+    recipe, seed = read_recipe(RECIPE, options.policies), options.reference_seed
+    rng = np.random.default_rng(stream_seed(seed, start))
+    branch = int(rng.integers(options.context, max(LATEST_BRANCH, options.context + 1)))
+    envs = make_envs(recipe.env, 1, {"max_episode_steps": branch + options.horizon})
+    actions = action_leaf(envs.single_action_space)
+    script = make_script(recipe.parts[0].actor, recipe.env, actions, space_dims(envs)[0], envs.envs[0])
+    found = []
+    for visit in visits:
+        common = np.random.default_rng(stream_seed(seed, start, 0))
+        own = np.random.default_rng(stream_seed(seed, start, 1, visit))
+        policy = ScriptedPolicy(branching(script, common, own, branch), own)
+        found.append(narrow(rollout(envs, policy, num_episodes=1, seed=seed + start)[0]))
+    envs.close()
+    return found
 
 
 def branching(script: Script, common: np.random.Generator, own: np.random.Generator, step: int) -> Script:

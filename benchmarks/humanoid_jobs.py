@@ -38,25 +38,38 @@ class Places:
         return self.work / "studies" / f"{variant}_{seed}.json"
 
 
-def options_parser(description: str | None, parts: Collection[str]) -> argparse.ArgumentParser:
+def basic_parser(description: str | None) -> argparse.ArgumentParser:
     """A parser with the options that all scripts have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policies", type=Path, required=True, help="folder of the actor files to collect with")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the files of the jobs")
     parser.add_argument("--out", type=Path, default=Path("results/prediction"), help="folder of the result")
-    parser.add_argument("--part", choices=("all", *parts), default="all", help="one job instead of all")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the data, for a trial")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that collect")
-    parser.add_argument("--held_out", type=float, default=0.05, help="share of the episodes that is held out")
     parser.add_argument("--context", type=int, default=9, help="transitions before a start")
     parser.add_argument("--horizon", type=int, default=100, help="steps to predict")
     parser.add_argument("--samples", type=int, default=1000, help="futures of each start")
+    return parser
+
+
+def options_parser(description: str | None, parts: Collection[str]) -> argparse.ArgumentParser:
+    """A parser with the options of scripts that train."""
+    parser = basic_parser(description)
+    parser.add_argument("--work", type=Path, required=True, help="folder for the files of the jobs")
+    parser.add_argument("--part", choices=("all", *parts), default="all", help="one job instead of all")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the data, for a trial")
+    parser.add_argument("--held_out", type=float, default=0.05, help="share of the episodes that is held out")
     parser.add_argument("--pets_batch", type=int, default=1024, help="transitions per step of PETS")
     parser.add_argument("--backend", default="auto", help="decoder of the studies")
     parser.add_argument("--max_rows", type=int, default=4096, help="sequences extended at a time")
     parser.add_argument("--time_limit", type=float, default=None, help="seconds after which this command ends")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     return parser
+
+
+def reference_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of reference episodes."""
+    parser.add_argument("--starts", type=int, default=8, help="fixed starts of the references")
+    parser.add_argument("--visits", type=int, default=32, help="episodes from each start")
+    parser.add_argument("--reference_seed", type=int, default=8_000_000, help="other seeds give other starts")
 
 
 def words_of(options: argparse.Namespace, names: Sequence[str]) -> list[object]:

@@ -11,7 +11,7 @@ data is that of `humanoid.py`; reference episodes, which the experiment is score
   an H200, as many steps as each takes in that time.
 
 A row is scored by its log-likelihood with predicted actions, mean over all steps. Writes <out>/humanoid_tuning.json.
-`humanoid.py` has the settings of the best rows.
+`humanoid.py` has the best ensemble; the best model takes more time than it has.
 """
 
 import argparse

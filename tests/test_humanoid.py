@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trajectory_transformer.analysis.predictors import Past
 from trajectory_transformer.analysis.study import find_starts
 from trajectory_transformer.cli import main as tt
 from trajectory_transformer.data.episode import Dataset, Episode, load_npz, save_npz
 
 HUMANOID = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "humanoid.py"))
+CEILING = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "humanoid_ceiling.py"))
 TUNING = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "humanoid_tuning.py"))
+
+RESULTS = Path(__file__).parents[1] / "results" / "prediction"
 
 
 def parsed(tmp_path: Path, *words: object) -> tuple[Any, Any, list[str]]:
@@ -72,13 +76,11 @@ def test_every_row_of_settings_is_trained_and_scored_on_the_same_starts(tmp_path
         assert words["--starts"] == "16" and words["--seed"] == "1000" and words["--context"] == "9"
 
 
-def test_the_experiment_uses_the_settings_with_the_best_likelihood() -> None:
-    path = Path(__file__).parents[1] / "results" / "prediction" / "humanoid_tuning.json"
-    result = json.loads(path.read_text())
-    for rows, name, chosen in (("ensembles", "ensemble", "ENSEMBLE"), ("models", "model", "MODEL")):
-        best = max(result[rows], key=lambda each: each["metrics"]["mean_logp_policy"])
-        settings = {key: value for key, value in HUMANOID[chosen].items() if key != "train.steps"}
-        assert {key: best[name][key] for key in settings} == settings
+def test_the_experiment_uses_the_ensemble_with_the_best_likelihood() -> None:
+    result = json.loads((RESULTS / "humanoid_tuning.json").read_text())
+    best = max(result["ensembles"], key=lambda each: each["metrics"]["mean_logp_policy"])
+    settings = HUMANOID["ENSEMBLE"]
+    assert {key: best["ensemble"][key] for key in settings} == settings
     assert len(result["ensembles"]) == len(TUNING["ENSEMBLES"])
     assert [each["model"] for each in result["models"]] == list(TUNING["MODELS"])
 
@@ -163,6 +165,32 @@ def test_references_of_a_start_are_equal_up_to_a_step_and_differ_after_it(tmp_pa
         assert start.visited.shape == (2, 5, 45) and len(start.past_states) == 9
         assert (start.visited[0] != start.visited[1]).any(axis=1).all()
         assert start.step + 5 == len(dataset.episodes[start.episode])
+
+
+def test_futures_that_were_played_are_likely_where_they_went(tmp_path: Path, policies: Path) -> None:
+    pytest.importorskip("mujoco")
+    words = ["--policies", policies, "--out", tmp_path, "--workers", 1, "--starts", 1, "--visits", 3, "--horizon", 4]
+    stored = json.loads((RESULTS / "humanoid_eight_starts_seed0.json").read_text())
+    write_json(tmp_path / "study.json", {key: stored[key] for key in ("ranges", "num_bins")})
+    words += ["--samples", 60, "--reference_seed", 3, "--study", tmp_path / "study.json"]
+    assert CEILING["main"]([str(word) for word in words]) == 0
+    result = json.loads((tmp_path / "humanoid_ceiling.json").read_text())
+    assert result["metrics"]["oracle_logp"] == pytest.approx(stored["metrics"]["oracle_logp"])
+    assert result["starts"][0]["visits"] == 3
+    log_prob = result["curves"]["simulator"]["log_prob"]
+    assert len(log_prob) == 4 and result["metrics"]["oracle_logp"] > log_prob[0] > log_prob[3] > 0.0
+
+
+def test_played_futures_are_what_follows_the_start_of_each_episode() -> None:
+    states = np.arange(12, dtype=np.float32).reshape(6, 2)
+    episodes = [Episode(states, np.zeros((5, 1), dtype=np.float32), None, False)]
+    episodes.append(Episode(states[:4] + 100.0, np.zeros((3, 1), dtype=np.float32), None, True))
+    futures = CEILING["PlayedFutures"]({states[2].tobytes(): episodes}, {states[2].tobytes(): 2})
+    past = Past(np.zeros((1, 0, 2), dtype=np.float32), np.zeros((1, 0, 1), dtype=np.float32))
+    found = futures.predict(states[2:3], past, None, 3, 2)
+    np.testing.assert_array_equal(found.states[0, 0], states[3:6])
+    np.testing.assert_array_equal(found.states[0, 1, 0], states[3] + 100.0)
+    np.testing.assert_array_equal(found.ended[0], [[False, False, False], [False, True, True]])
 
 
 def test_flags_that_nothing_takes_are_refused(tmp_path: Path) -> None:
