@@ -3,8 +3,10 @@
     python benchmarks/humanoid_ceiling.py --policies DIR --study results/prediction/humanoid_eight_starts_seed0.json
 
 The reference episodes of `humanoid.py` are played, and from every start further visits with noise of their own
-(`--samples`). These take the place of the futures that a predictor samples. Bins are those of a result file of
-`tt study` on the same data. Writes <out>/humanoid_ceiling.json.
+(`--samples`). These take the place of the futures that a predictor samples: `simulator` in the result. For
+`simulator_binned`, each future begins at a state drawn from the bins of the start's values: a perfect predictor that
+reads the start as tokens, and nothing before it. Bins are those of a result file of `tt study` on the same data.
+Writes <out>/humanoid_ceiling.json.
 """
 
 import argparse
@@ -13,7 +15,7 @@ import multiprocessing
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
@@ -21,24 +23,24 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.humanoid_data import play_visits
+from benchmarks.humanoid_data import play_from_bins, play_visits
 from benchmarks.humanoid_jobs import basic_parser, reference_options
-from trajectory_transformer.analysis.likelihood import Futures
+from trajectory_transformer.analysis.likelihood import Edges, Futures
 from trajectory_transformer.analysis.predictors import Past
 from trajectory_transformer.analysis.study import StudyConfig, find_starts, oracle_of, run_study
 from trajectory_transformer.analysis.summary import curve_of, study_metrics
 from trajectory_transformer.data.episode import DoubleArray, Episode, FloatArray
 from trajectory_transformer.results import write_result
 
-_VISITS_AT_A_TIME = 50
+_AT_A_TIME = 50  # episodes that a process plays
 
 
 class PlayedFutures:
     """A predictor whose futures are episodes that were played from each start, told apart by the start's state."""
 
-    def __init__(self, played: dict[bytes, list[Episode]], steps: dict[bytes, int]) -> None:
-        """Episodes by the bytes of the state of their start, and the steps at which they come to it."""
-        self._played, self._steps = played, steps
+    def __init__(self, played: Mapping[bytes, tuple[Sequence[Episode], int]]) -> None:
+        """By the bytes of the state of a start: episodes, and the step at which they come to it."""
+        self._played = played
 
     def predict(
         self, state: FloatArray, past: Past, actions: FloatArray | None, steps: int, samples: int, *, seed: int = 0
@@ -49,9 +51,9 @@ class PlayedFutures:
         states = np.full((len(state), samples, steps, state.shape[1]), np.nan)
         ended = np.ones(states.shape[:3], dtype=np.bool_)
         for row, start in enumerate(state):
-            first = self._steps[start.tobytes()] + 1
-            for sample, episode in enumerate(self._played[start.tobytes()]):
-                after = episode.observations[first : first + steps]
+            episodes, begun = self._played[start.tobytes()]
+            for sample, episode in enumerate(episodes):
+                after = episode.observations[begun + 1 : begun + 1 + steps]
                 states[row, sample, : len(after)], ended[row, sample, : len(after)] = after, False
         return Futures(states, ended)
 
@@ -60,22 +62,36 @@ class PlayedFutures:
         raise NotImplementedError
 
 
-def play(options: argparse.Namespace) -> list[list[Episode]]:
-    """References and then further visits of every start."""
-    count = options.visits + options.samples
-    parts = [range(first, min(first + _VISITS_AT_A_TIME, count)) for first in range(0, count, _VISITS_AT_A_TIME)]
-    jobs = [(start, part) for start in range(options.starts) for part in parts]
-    found: dict[tuple[int, int], list[Episode]] = {}
+def play(options: argparse.Namespace, edges: Edges) -> dict[str, list[list[Episode]]]:
+    """Episodes of every start: references with further visits after them, and those that begin in its bins."""
+    counts = {"visits": options.visits + options.samples, "binned": options.samples}
+    jobs = [
+        (kind, start, range(first, min(first + _AT_A_TIME, count)))
+        for start in range(options.starts)
+        for kind, count in counts.items()
+        for first in range(0, count, _AT_A_TIME)
+    ]
+    found: dict[tuple[str, int, range], list[Episode]] = {}
     began = time.monotonic()
     with ProcessPoolExecutor(
         options.workers, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
     ) as pool:
-        waiting = {pool.submit(play_visits, options, start, part): (start, part.start) for start, part in jobs}
+        waiting = {
+            pool.submit(play_visits, options, start, part)
+            if kind == "visits"
+            else pool.submit(play_from_bins, options, start, part, edges): (kind, start, part)
+            for kind, start, part in jobs
+        }
         for done in as_completed(waiting):
             found[waiting[done]] = done.result()
             left = (time.monotonic() - began) / len(found) * (len(jobs) - len(found))
             print(f"{len(found)} of {len(jobs)} parts played, {left:.0f} s left", flush=True)
-    return [[each for part in parts for each in found[start, part.start]] for start in range(options.starts)]
+    return {
+        kind: [
+            [each for job in jobs if job[:2] == (kind, start) for each in found[job]] for start in range(options.starts)
+        ]
+        for kind in counts
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,14 +104,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stored = json.loads(options.study.read_text())
     bins = zip(stored["ranges"], stored["num_bins"], strict=True)
     edges = [np.linspace(low, high, count + 1) for (low, high), count in bins]
-    played = play(options)
-    references = [episode for each in played for episode in each[: options.visits]]
+    played = play(options, edges)
+    references = [episode for each in played["visits"] for episode in each[: options.visits]]
     starts = find_starts(references, count=options.starts, horizon=options.horizon, context=options.context, seed=0)
-    own = {start.state.tobytes(): played[start.episode // options.visits][options.visits :] for start in starts}
-    futures = PlayedFutures(own, {start.state.tobytes(): start.step for start in starts})
+    groups = {start.state.tobytes(): (start.episode // options.visits, start.step) for start in starts}
+    further = {key: (played["visits"][group][options.visits :], step) for key, (group, step) in groups.items()}
+    binned = {key: (played["binned"][group], 0) for key, (group, _) in groups.items()}
+    futures = {"simulator": PlayedFutures(further), "simulator_binned": PlayedFutures(binned)}
     config = StudyConfig(horizon=options.horizon, samples=options.samples)
     scale = np.concatenate([each.observations for each in references]).astype(np.float64).std(axis=0)
-    found = run_study({"simulator": futures}, starts, edges, np.where(scale > 0, scale, 1.0), config)
+    found = run_study(futures, starts, edges, np.where(scale > 0, scale, 1.0), config)
     metrics = study_metrics(found) | {"oracle_logp": oracle_of(edges, starts)}
     path = options.out / "humanoid_ceiling.json"
     write_result(
@@ -107,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds=time.monotonic() - began,
         metrics=metrics,
         details={
-            "curves": {"simulator": curve_of(found["simulator"])},
+            "curves": {name: curve_of(each) for name, each in found.items()},
             "starts": [{"episode": each.episode, "step": each.step, "visits": len(each.visited)} for each in starts],
         },
     )

@@ -7,19 +7,23 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
+import gymnasium
 import numpy as np
 
 from benchmarks.humanoid_jobs import NUM_BINS, Places
 from trajectory_transformer.actors import Script, ScriptedPolicy, make_script
+from trajectory_transformer.analysis.likelihood import Edges
 from trajectory_transformer.analysis.masking import masked_dataset
 from trajectory_transformer.collect import CollectedEpisode, WorkerPool, collected_dataset, play_parts
-from trajectory_transformer.data.episode import Dataset, Episode, FloatArray, load_npz, save_npz
+from trajectory_transformer.data.episode import Dataset, DoubleArray, Episode, FloatArray, load_npz, save_npz
 from trajectory_transformer.data.spaces import action_leaf
 from trajectory_transformer.data.split import split_episodes
 from trajectory_transformer.randomness import stream_seed
 from trajectory_transformer.recipes import read_recipe
 from trajectory_transformer.rollout import make_envs, rollout, space_dims
+from trajectory_transformer.tokens.discretizer import bins_of
 
 RECIPE = "humanoid-expert"
 OBSERVATION_DIM = 45
@@ -65,20 +69,70 @@ def play_visits(options: argparse.Namespace, start: int, visits: Iterable[int]) 
 
     Data is played with seeds of environments from 2^31 on, references with those from `options.reference_seed` on.
     """
-    recipe, seed = read_recipe(RECIPE, options.policies), options.reference_seed
-    rng = np.random.default_rng(stream_seed(seed, start))
-    branch = int(rng.integers(options.context, max(LATEST_BRANCH, options.context + 1)))
+    recipe, seed, branch = read_recipe(RECIPE, options.policies), options.reference_seed, branch_of(options, start)
     envs = make_envs(recipe.env, 1, {"max_episode_steps": branch + options.horizon})
     actions = action_leaf(envs.single_action_space)
     script = make_script(recipe.parts[0].actor, recipe.env, actions, space_dims(envs)[0], envs.envs[0])
     found = []
     for visit in visits:
-        common = np.random.default_rng(stream_seed(seed, start, 0))
+        common = common_noise(options, start)
         own = np.random.default_rng(stream_seed(seed, start, 1, visit))
         policy = ScriptedPolicy(branching(script, common, own, branch), own)
         found.append(narrow(rollout(envs, policy, num_episodes=1, seed=seed + start)[0]))
     envs.close()
     return found
+
+
+def play_from_bins(options: argparse.Namespace, start: int, samples: Iterable[int], edges: Edges) -> list[Episode]:
+    """Episodes from states in the bins of a start: one for each sample, which begins there."""
+    recipe = read_recipe(RECIPE, options.policies)
+    env: Any = gymnasium.make(recipe.env).unwrapped  # states are set, which Gymnasium has no type for
+    actions, observation_dim = action_leaf(env.action_space), env.observation_space.shape[0]
+    script = make_script(recipe.parts[0].actor, recipe.env, actions, observation_dim, env)
+    no_goal = np.zeros(0, dtype=np.float32)
+    observation, _ = env.reset(seed=options.reference_seed + start)
+    common = common_noise(options, start)
+    for _ in range(branch_of(options, start)):
+        observation = env.step(script(observation.astype(np.float32), no_goal, common))[0]
+    place, state = env.data.qpos[:2].copy(), observation[:OBSERVATION_DIM].astype(np.float32)
+    found = []
+    for sample in samples:
+        rng = np.random.default_rng(stream_seed(options.reference_seed, start, 2, sample))
+        begun = drawn_from_bins(state, edges, rng)
+        positions = np.concatenate([place, begun[: env.model.nq - 2]])
+        positions[3:7] /= np.linalg.norm(positions[3:7])  # the orientation is a unit quaternion
+        env.set_state(positions, begun[env.model.nq - 2 :])
+        taken: list[FloatArray] = []
+        observations, ended = [env._get_obs()], False
+        while len(taken) < options.horizon and not ended:
+            taken.append(np.asarray(script(observations[-1].astype(np.float32), no_goal, rng), dtype=np.float32))
+            observation, _, ended, _, _ = env.step(taken[-1])
+            observations.append(observation)
+        states = np.stack(observations)[:, :OBSERVATION_DIM].astype(np.float32)
+        found.append(Episode(states, np.stack(taken), None, ended))
+    env.close()
+    return found
+
+
+def drawn_from_bins(state: FloatArray, edges: Edges, rng: np.random.Generator) -> DoubleArray:
+    """A state [O] whose entries are uniform in the bins of the entries of another."""
+    found = state.astype(np.float64)
+    for dim, bounds in enumerate(edges):
+        if len(bounds) > 1:
+            place = int(bins_of(found[dim], bounds))
+            found[dim] = rng.uniform(bounds[place], bounds[place + 1])
+    return found
+
+
+def branch_of(options: argparse.Namespace, start: int) -> int:
+    """The step at which visits of a start part from each other."""
+    rng = np.random.default_rng(stream_seed(options.reference_seed, start))
+    return int(rng.integers(options.context, max(LATEST_BRANCH, options.context + 1)))
+
+
+def common_noise(options: argparse.Namespace, start: int) -> np.random.Generator:
+    """The noise of all visits of a start before they part."""
+    return np.random.default_rng(stream_seed(options.reference_seed, start, 0))
 
 
 def branching(script: Script, common: np.random.Generator, own: np.random.Generator, step: int) -> Script:

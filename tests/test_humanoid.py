@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.humanoid_data import branch_of, drawn_from_bins, play_from_bins, play_visits
 from trajectory_transformer.analysis.predictors import Past
 from trajectory_transformer.analysis.study import find_starts
 from trajectory_transformer.cli import main as tt
@@ -177,15 +178,38 @@ def test_futures_that_were_played_are_likely_where_they_went(tmp_path: Path, pol
     result = json.loads((tmp_path / "humanoid_ceiling.json").read_text())
     assert result["metrics"]["oracle_logp"] == pytest.approx(stored["metrics"]["oracle_logp"])
     assert result["starts"][0]["visits"] == 3
+    assert result["metrics"]["simulator_binned_logp_1"] < result["metrics"]["simulator_logp_1"]
     log_prob = result["curves"]["simulator"]["log_prob"]
     assert len(log_prob) == 4 and result["metrics"]["oracle_logp"] > log_prob[0] > log_prob[3] > 0.0
+
+
+def test_states_are_drawn_from_the_bins_of_a_start() -> None:
+    rng, edges = np.random.default_rng(0), [np.array([0.0, 1.0, 3.0]), np.array([5.0])]
+    drawn = np.stack([drawn_from_bins(np.array([1.5, 5.0], dtype=np.float32), edges, rng) for _ in range(200)])
+    assert (drawn[:, 1] == 5.0).all() and drawn[:, 0].min() >= 1.0 and drawn[:, 0].max() <= 3.0
+    assert np.ptp(drawn[:, 0]) > 1.8
+
+
+def test_an_episode_from_narrow_bins_continues_like_a_visit(tmp_path: Path, policies: Path) -> None:
+    pytest.importorskip("mujoco")
+    options, _, _ = parsed(tmp_path, "--policies", policies, "--horizon", 3, "--reference_seed", 3)
+    branch = branch_of(options, 0)
+    visits = play_visits(options, 0, range(8))
+    state = visits[0].observations[branch]
+    edges = [np.array([value - 1e-9, value + 1e-9]) for value in state.astype(np.float64)]
+    begun = play_from_bins(options, 0, range(2), edges)
+    np.testing.assert_allclose(begun[0].observations[0], state, atol=1e-6)
+    spread = np.stack([visit.observations[branch + 1 :] for visit in visits]).std(axis=0).mean()
+    differ = np.abs(begun[0].observations[1:] - begun[1].observations[1:]).mean()
+    away = np.abs(begun[0].observations[1:] - visits[0].observations[branch + 1 :]).mean()
+    assert 0.0 < differ < 4.0 * spread and away < 4.0 * spread
 
 
 def test_played_futures_are_what_follows_the_start_of_each_episode() -> None:
     states = np.arange(12, dtype=np.float32).reshape(6, 2)
     episodes = [Episode(states, np.zeros((5, 1), dtype=np.float32), None, False)]
     episodes.append(Episode(states[:4] + 100.0, np.zeros((3, 1), dtype=np.float32), None, True))
-    futures = CEILING["PlayedFutures"]({states[2].tobytes(): episodes}, {states[2].tobytes(): 2})
+    futures = CEILING["PlayedFutures"]({states[2].tobytes(): (episodes, 2)})
     past = Past(np.zeros((1, 0, 2), dtype=np.float32), np.zeros((1, 0, 1), dtype=np.float32))
     found = futures.predict(states[2:3], past, None, 3, 2)
     np.testing.assert_array_equal(found.states[0, 0], states[3:6])
