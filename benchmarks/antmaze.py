@@ -47,6 +47,11 @@ SEARCHES: dict[str, dict[str, object]] = {
     "free": {"action.nucleus": 0.9, "beam_width": 64},
     "free-long": {"action.nucleus": 0.9, "beam_width": 64, "horizon": 10},
     "free-short": {"action.nucleus": 0.9, "beam_width": 64, "horizon": 3},
+    # Far ahead Q tells directions better apart; each plan is followed for some steps, so that it costs no more.
+    "loose-far": {"action.middle": 0.7, "beam_width": 64, "horizon": 15, "replan_every": 3},
+    "free-far": {"action.nucleus": 0.9, "beam_width": 64, "horizon": 15, "replan_every": 3},
+    # Whole plans are sampled and compared only at their ends.
+    "sampled-far": {"action.middle": 0.7, "beam_width": 128, "expansion": 1, "horizon": 15, "replan_every": 3},
 }
 
 
@@ -124,7 +129,7 @@ class Plan:
         """Play episodes with one model."""
         run = self.model(task, seed)
         out = self.played(task, method, seed, f"tuning-{search}" if tuning else "score")
-        settings = {**SEARCHES[search], **({"horizon": 1} if method == "greedy_q" else {})}
+        settings = {**SEARCHES[search], **({"horizon": 1, "replan_every": 1} if method == "greedy_q" else {})}
         flags = [word for key, value in settings.items() for word in (f"--search.{key}", value)]
         guide = [] if method == "tt" else ["--q", self.baseline(task, "iql"), "--training_seed", seed]
         episodes, first = self.options.episodes, SCORE_SEED

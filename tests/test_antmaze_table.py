@@ -92,11 +92,19 @@ def test_searches_differ_in_how_actions_are_sampled_and_in_the_horizon(tmp_path:
         ("free", free, 5),
         ("free-long", free, 10),
         ("free-short", free, 3),
+        ("loose-far", loose, 15),
+        ("free-far", free, 15),
+        ("sampled-far", loose, 15),
     ):
         words = plan.play("umaze", "tt_q", 0, name).command
         _, *flags = words[words.index("trajectory_transformer") + 1 :]
         chosen: Any = parse("evaluate", COMMANDS["evaluate"], flags)
         assert (chosen.search.action, chosen.search.horizon) == (expected, horizon)
+        assert chosen.search.replan_every == (3 if name.endswith("far") else 1)
+        words = plan.play("umaze", "greedy_q", 0, name).command
+        _, *flags = words[words.index("trajectory_transformer") + 1 :]
+        greedy: Any = parse("evaluate", COMMANDS["evaluate"], flags)
+        assert (greedy.search.action, greedy.search.horizon) == (expected, 1)
 
 
 def test_the_search_with_the_best_mean_over_tasks_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,123 @@
+"""How well Q functions tell the way to the goal from other ways, by the distance to the goal and the steps ahead.
+
+    python benchmarks/antmaze_q.py RUN [RUN ...] --dataset data/antmaze-large-diverse.npz [--horizons 1 5 10 20]
+
+A search compares candidates by Q some steps ahead. Here parts of recorded episodes take the place of candidates: of
+two that begin equally far from the goal, one that leads towards it and one that leads away, Q should rise more in the
+first. The share of such pairs for which it does is 1 for a perfect Q function and 0.5 for one that knows nothing. RUN
+is a folder of `tt baseline`; the distance is that of the shortest path, in cells. Writes <out>.
+"""
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from trajectory_transformer import Baseline
+from trajectory_transformer.data.episode import Dataset, DoubleArray, FloatArray, load_npz
+from trajectory_transformer.envs.ant_maze import AntMaze
+from trajectory_transformer.results import write_result
+
+MIN_PROGRESS = 0.05  # cells; parts of episodes that hardly move are left out
+
+
+@dataclass(frozen=True)
+class Parts:
+    """N parts of episodes: first and last state and action, and the distance to the goal at both, in cells."""
+
+    first: tuple[FloatArray, FloatArray]  # states [N, O], actions [N, A]
+    last: tuple[FloatArray, FloatArray]
+    before: DoubleArray  # [N]
+    after: DoubleArray
+
+
+def path_lengths(maze: AntMaze, places: FloatArray) -> DoubleArray:
+    """Cells from places [N, 2] to the goal, by way of the centres of the cells in between; NaN inside of walls."""
+    distances = maze.distances_to(maze.goal_cell)
+    found = np.full(len(places), np.nan)
+    for row, (x, y) in enumerate(places.tolist()):
+        cell = maze.cell_at(x, y)
+        if cell in distances:
+            near = [each for each in maze.neighbours(cell) if distances[each] < distances[cell]]
+            heading = min(near, key=lambda each: distances[each], default=cell)
+            found[row] = distances[heading] + np.hypot(*np.subtract((x, y), maze.center(heading))) / maze.cell_width
+    return found
+
+
+def draw_parts(dataset: Dataset, maze: AntMaze, horizon: int, count: int, seed: int) -> Parts:
+    """Parts of `horizon` steps at random places of random episodes that are long enough."""
+    rng = np.random.default_rng(seed)
+    episodes = [episode for episode in dataset if len(episode) > horizon]
+    chosen = [episodes[index] for index in rng.integers(len(episodes), size=count)]
+    steps = [int(rng.integers(len(episode) - horizon)) for episode in chosen]
+    ends = []
+    for ahead in (0, horizon):
+        pairs = [(e.observations[step + ahead], e.actions[step + ahead]) for e, step in zip(chosen, steps, strict=True)]
+        ends.append((np.stack([state for state, _ in pairs]), np.stack([action for _, action in pairs])))
+    before, after = (path_lengths(maze, states[:, :2]) for states, _ in ends)
+    return Parts(ends[0], ends[1], before, after)
+
+
+def ranked_right(rise: DoubleArray, parts: Parts, near: float, far: float) -> float:
+    """Share of pairs in which Q rises more towards the goal, for parts that begin in [near, far) cells from it."""
+    progress = parts.before - parts.after
+    here = (parts.before >= near) & (parts.before < far)
+    towards, away = rise[here & (progress > MIN_PROGRESS)], rise[here & (progress < -MIN_PROGRESS)]
+    if not (len(towards) and len(away)):
+        return float("nan")
+    below = np.searchsorted(np.sort(away), towards)
+    return float(below.sum() / (len(towards) * len(away)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of tt baseline")
+    parser.add_argument("--dataset", type=Path, required=True, help="an AntMaze dataset")
+    parser.add_argument("--horizons", nargs="+", type=int, default=[1, 5, 10, 20], help="steps ahead")
+    parser.add_argument("--bounds", nargs="+", type=float, default=[0, 3, 6, 9, 12, 16], help="distances, in cells")
+    parser.add_argument("--parts", type=int, default=20_000, help="parts of episodes")
+    parser.add_argument("--training_seed", type=int, default=None, help="of each run; default: its first")
+    parser.add_argument("--out", type=Path, default=Path("results/antmaze/q.json"), help="result file")
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    dataset = load_npz(options.dataset)
+    maze = AntMaze(str(dataset.metadata["env"]))
+    ranges = list(zip(options.bounds[:-1], options.bounds[1:], strict=True))
+    metrics: dict[str, float] = {}
+    for horizon in options.horizons:
+        parts = draw_parts(dataset, maze, horizon, options.parts, seed=0)
+        for run in options.runs:
+            q = Baseline.load(run, torch.device("cpu")).q_function(options.training_seed)
+            first, last = (
+                q(*map(torch.from_numpy, each)).numpy().astype(np.float64) for each in (parts.first, parts.last)
+            )
+            found = {
+                f"{run.name}_{horizon}_{low:g}-{high:g}": ranked_right(last - first, parts, low, high)
+                for low, high in ranges
+            }
+            print(f"{run.name}, {horizon} steps: " + " ".join(f"{value:.3f}" for value in found.values()), flush=True)
+            metrics |= {name: value for name, value in found.items() if not np.isnan(value)}
+    write_result(
+        options.out,
+        name="antmaze q",
+        command="python " + shlex.join(sys.argv),
+        device=torch.device("cpu"),
+        seeds=[0],
+        seconds=time.monotonic() - began,
+        metrics=metrics,
+        details={"horizons": options.horizons, "bounds": options.bounds, "parts": options.parts},
+    )
+    print(f"wrote {options.out}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

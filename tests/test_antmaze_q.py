@@ -1,0 +1,79 @@
+"""How Q functions are measured on AntMaze data: distances in a maze, parts of episodes, shares of pairs."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trajectory_transformer import train_baseline
+from trajectory_transformer.data.episode import Dataset, Episode, save_npz
+
+pytest.importorskip("gymnasium_robotics")
+SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "antmaze_q.py"))
+
+
+@pytest.fixture(scope="module")
+def maze() -> Any:
+    return SCRIPT["AntMaze"]("AntMaze_UMaze-v5")
+
+
+def walk(maze: Any, steps: int, rng: np.random.Generator) -> Episode:
+    """From the start of the U maze to the goal, with random postures."""
+    cells = [(1, 1), (1, 2), (1, 3), (2, 3), (3, 3), (3, 2), (3, 1)]
+    corners = np.array([maze.center(cell) for cell in cells])
+    along = np.linspace(0.0, len(cells) - 1.0, steps + 1)
+    states = rng.normal(size=(steps + 1, 29))
+    for axis in range(2):
+        states[:, axis] = np.interp(along, np.arange(len(cells)), corners[:, axis])
+    actions = rng.uniform(-1, 1, size=(steps, 8)).astype(np.float32)
+    return Episode(states.astype(np.float32), actions, np.zeros(steps, dtype=np.float32), terminated=True)
+
+
+def test_path_lengths_are_those_of_the_corridor(maze: Any) -> None:
+    places = [maze.center(cell) for cell in ((3, 1), (3, 2), (2, 3), (1, 1))]
+    beside = maze.center((3, 1))[0] + 0.25 * maze.cell_width, maze.center((3, 1))[1]
+    further = maze.center((3, 2))[0] + 0.25 * maze.cell_width, maze.center((3, 2))[1]
+    found = SCRIPT["path_lengths"](maze, np.array([*places, beside, further, maze.center((2, 1))]))
+    np.testing.assert_allclose(found, [0, 1, 3, 6, 0.25, 1.25, np.nan])
+
+
+def test_parts_are_taken_from_the_steps_they_are_measured_at(maze: Any) -> None:
+    episode = walk(maze, 60, np.random.default_rng(0))  # ten steps to a cell
+    parts = SCRIPT["draw_parts"](Dataset((episode,)), maze, 5, 40, 0)
+    progress = parts.before - parts.after
+    assert progress.min() > 0 and np.median(progress) == pytest.approx(0.5), "corners are cut"
+    for state, action, later, next_action in zip(*parts.first, *parts.last, strict=True):
+        step = int(np.flatnonzero((episode.observations == state).all(axis=1))[0])
+        np.testing.assert_array_equal(later, episode.observations[step + 5])
+        np.testing.assert_array_equal((action, next_action), (episode.actions[step], episode.actions[step + 5]))
+
+
+def test_the_share_of_pairs_is_that_of_all_pairs() -> None:
+    rng = np.random.default_rng(0)
+    before, after, rise = rng.uniform(0, 4, 60), rng.uniform(0, 4, 60), rng.normal(size=60)
+    nothing = (np.zeros((60, 1), dtype=np.float32),) * 2
+    parts = SCRIPT["Parts"](nothing, nothing, before, after)
+    here = (before >= 1) & (before < 3)
+    towards, away = np.flatnonzero(here & (before - after > 0.05)), np.flatnonzero(here & (after - before > 0.05))
+    expected = np.mean([rise[one] > rise[other] for one in towards for other in away])
+    assert SCRIPT["ranked_right"](rise, parts, 1.0, 3.0) == pytest.approx(expected)
+    assert SCRIPT["ranked_right"](before - after, parts, 1.0, 3.0) == 1.0
+    assert np.isnan(SCRIPT["ranked_right"](rise, parts, 5.0, 6.0))
+
+
+def test_runs_are_measured_at_every_horizon(tmp_path: Path, maze: Any) -> None:
+    rng = np.random.default_rng(0)
+    there = [walk(maze, 60, rng) for _ in range(3)]
+    back = [Episode(e.observations[::-1].copy(), e.actions, e.rewards, terminated=False) for e in there]
+    dataset = Dataset((*there, *back), {"env": "AntMaze_UMaze-v5"})
+    save_npz(dataset, tmp_path / "data.npz")
+    settings = {"steps": 3, "hidden": [4, 4], "batch_size": 8}
+    train_baseline(dataset, algorithm="iql-antmaze", settings=settings, seeds=(0,), out=tmp_path / "iql", device="cpu")
+    words = [tmp_path / "iql", "--dataset", tmp_path / "data.npz", "--horizons", 2, 6, "--bounds", 0, 2, 6]
+    assert SCRIPT["main"]([str(word) for word in (*words, "--parts", 300, "--out", tmp_path / "q.json")]) == 0
+    metrics = json.loads((tmp_path / "q.json").read_text())["metrics"]
+    assert set(metrics) == {f"iql_{horizon}_{cells}" for horizon in (2, 6) for cells in ("0-2", "2-6")}
+    assert all(0.0 <= value <= 1.0 for value in metrics.values())
