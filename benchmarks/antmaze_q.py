@@ -21,6 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from trajectory_transformer import Baseline
+from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset, DoubleArray, FloatArray, load_npz
 from trajectory_transformer.envs.ant_maze import AntMaze
 from trajectory_transformer.results import write_result
@@ -55,6 +56,7 @@ def draw_parts(dataset: Dataset, maze: AntMaze, horizon: int, count: int, seed: 
     """Parts of `horizon` steps at random places of random episodes that are long enough."""
     rng = np.random.default_rng(seed)
     episodes = [episode for episode in dataset if len(episode) > horizon]
+    require(len(episodes) > 0, f"the dataset must have episodes of more than {horizon} steps", "none")
     chosen = [episodes[index] for index in rng.integers(len(episodes), size=count)]
     steps = [int(rng.integers(len(episode) - horizon)) for episode in chosen]
     ends = []
@@ -91,20 +93,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     dataset = load_npz(options.dataset)
     maze = AntMaze(str(dataset.metadata["env"]))
     ranges = list(zip(options.bounds[:-1], options.bounds[1:], strict=True))
+    functions = {
+        run.name: Baseline.load(run, torch.device("cpu")).q_function(options.training_seed) for run in options.runs
+    }
     metrics: dict[str, float] = {}
     for horizon in options.horizons:
         parts = draw_parts(dataset, maze, horizon, options.parts, seed=0)
-        for run in options.runs:
-            q = Baseline.load(run, torch.device("cpu")).q_function(options.training_seed)
+        for name, q in functions.items():
             first, last = (
                 q(*map(torch.from_numpy, each)).numpy().astype(np.float64) for each in (parts.first, parts.last)
             )
             found = {
-                f"{run.name}_{horizon}_{low:g}-{high:g}": ranked_right(last - first, parts, low, high)
+                f"{name}_{horizon}_{low:g}-{high:g}": ranked_right(last - first, parts, low, high)
                 for low, high in ranges
             }
-            print(f"{run.name}, {horizon} steps: " + " ".join(f"{value:.3f}" for value in found.values()), flush=True)
-            metrics |= {name: value for name, value in found.items() if not np.isnan(value)}
+            print(f"{name}, {horizon} steps: " + " ".join(f"{value:.3f}" for value in found.values()), flush=True)
+            metrics |= {key: value for key, value in found.items() if not np.isnan(value)}
     write_result(
         options.out,
         name="antmaze q",

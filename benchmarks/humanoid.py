@@ -164,7 +164,7 @@ def write_summary(options: argparse.Namespace, places: Places, seconds: float) -
         oracle = metrics[f"oracle_logp{suffix}"]
         last = f"tt_logp_{options.horizon}{suffix}"
         metrics[f"tt_below_oracle_{options.horizon}{suffix}"] = oracle - metrics[last]
-        details[variant] = {"curves": curves, **{key: studies[0][key] for key in STUDIED if key in studies[0]}}
+        details[variant] = {"curves": curves, **{key: studies[0][key] for key in STUDIED}}
         panels.append(Panel(f"{'partially' if suffix else 'fully'} observed", curves["policy"], oracle))
     if not panels:
         return

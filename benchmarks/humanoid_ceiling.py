@@ -4,12 +4,13 @@
 
 The reference episodes of `humanoid.py` are played, and from every start further visits with noise of their own
 (`--samples`). These take the place of the futures that a predictor samples: `simulator` in the result. For
-`simulator_binned`, each future begins at a state drawn from the bins of the start's values: a perfect predictor that
-reads the start as tokens, and nothing before it. Bins are those of a result file of `tt study` on the same data.
-Writes <out>/humanoid_ceiling.json.
+`simulator_binned`, each future has the noise of one of these visits but begins at a state drawn from the bins of the
+start's values: a perfect predictor that reads the start as tokens, and nothing before it. Bins are those of a result
+file of `tt study` on the same data. Writes <out>/humanoid_ceiling.json.
 """
 
 import argparse
+import functools
 import json
 import multiprocessing
 import shlex
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -62,36 +64,29 @@ class PlayedFutures:
         raise NotImplementedError
 
 
-def play(options: argparse.Namespace, edges: Edges) -> dict[str, list[list[Episode]]]:
-    """Episodes of every start: references with further visits after them, and those that begin in its bins."""
-    counts = {"visits": options.visits + options.samples, "binned": options.samples}
-    jobs = [
-        (kind, start, range(first, min(first + _AT_A_TIME, count)))
-        for start in range(options.starts)
-        for kind, count in counts.items()
-        for first in range(0, count, _AT_A_TIME)
-    ]
-    found: dict[tuple[str, int, range], list[Episode]] = {}
-    began = time.monotonic()
+def play(options: argparse.Namespace, edges: Edges) -> tuple[list[list[Episode]], list[list[Episode]]]:
+    """Episodes of every start: its visits, references first, and those that begin in its bins."""
+    count = options.visits + options.samples
+    from_bins = functools.partial(play_from_bins, edges=edges)
     with ProcessPoolExecutor(
         options.workers, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
     ) as pool:
-        waiting = {
-            pool.submit(play_visits, options, start, part)
-            if kind == "visits"
-            else pool.submit(play_from_bins, options, start, part, edges): (kind, start, part)
-            for kind, start, part in jobs
-        }
-        for done in as_completed(waiting):
-            found[waiting[done]] = done.result()
-            left = (time.monotonic() - began) / len(found) * (len(jobs) - len(found))
-            print(f"{len(found)} of {len(jobs)} parts played, {left:.0f} s left", flush=True)
-    return {
-        kind: [
-            [each for job in jobs if job[:2] == (kind, start) for each in found[job]] for start in range(options.starts)
+        waiting = [
+            [pool.submit(play, options, start, part) for part in _parts(first, count)]
+            for play, first in ((play_visits, 0), (from_bins, options.visits))
+            for start in range(options.starts)
         ]
-        for kind in counts
-    }
+        began, total = time.monotonic(), sum(map(len, waiting))
+        for done, _ in enumerate(as_completed(chain.from_iterable(waiting)), 1):
+            left = (time.monotonic() - began) / done * (total - done)
+            print(f"{done} of {total} parts played, {left:.0f} s left", flush=True)
+    played = [[episode for part in parts for episode in part.result()] for parts in waiting]
+    return played[: options.starts], played[options.starts :]
+
+
+def _parts(first: int, count: int) -> list[range]:
+    """Visits from `first` on, in parts that one process plays."""
+    return [range(begin, min(begin + _AT_A_TIME, count)) for begin in range(first, count, _AT_A_TIME)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,12 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stored = json.loads(options.study.read_text())
     bins = zip(stored["ranges"], stored["num_bins"], strict=True)
     edges = [np.linspace(low, high, count + 1) for (low, high), count in bins]
-    played = play(options, edges)
-    references = [episode for each in played["visits"] for episode in each[: options.visits]]
+    visits, from_bins = play(options, edges)
+    references = [episode for each in visits for episode in each[: options.visits]]
     starts = find_starts(references, count=options.starts, horizon=options.horizon, context=options.context, seed=0)
     groups = {start.state.tobytes(): (start.episode // options.visits, start.step) for start in starts}
-    further = {key: (played["visits"][group][options.visits :], step) for key, (group, step) in groups.items()}
-    binned = {key: (played["binned"][group], 0) for key, (group, _) in groups.items()}
+    further = {key: (visits[group][options.visits :], step) for key, (group, step) in groups.items()}
+    binned = {key: (from_bins[group], 0) for key, (group, _) in groups.items()}
     futures = {"simulator": PlayedFutures(further), "simulator_binned": PlayedFutures(binned)}
     config = StudyConfig(horizon=options.horizon, samples=options.samples)
     scale = np.concatenate([each.observations for each in references]).astype(np.float64).std(axis=0)

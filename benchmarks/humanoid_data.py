@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 import gymnasium
+import mujoco
 import numpy as np
 
 from benchmarks.humanoid_jobs import NUM_BINS, Places
@@ -75,18 +76,17 @@ def play_visits(options: argparse.Namespace, start: int, visits: Iterable[int]) 
     script = make_script(recipe.parts[0].actor, recipe.env, actions, space_dims(envs)[0], envs.envs[0])
     found = []
     for visit in visits:
-        common = common_noise(options, start)
-        own = np.random.default_rng(stream_seed(seed, start, 1, visit))
+        common, own = common_noise(options, start), own_noise(options, start, visit)
         policy = ScriptedPolicy(branching(script, common, own, branch), own)
         found.append(narrow(rollout(envs, policy, num_episodes=1, seed=seed + start)[0]))
     envs.close()
     return found
 
 
-def play_from_bins(options: argparse.Namespace, start: int, samples: Iterable[int], edges: Edges) -> list[Episode]:
-    """Episodes from states in the bins of a start: one for each sample, which begins there."""
+def play_from_bins(options: argparse.Namespace, start: int, visits: Iterable[int], edges: Edges) -> list[Episode]:
+    """Episodes that begin at states in the bins of a start, with the noise of its visits."""
     recipe = read_recipe(RECIPE, options.policies)
-    env: Any = gymnasium.make(recipe.env).unwrapped  # states are set, which Gymnasium has no type for
+    env: Any = gymnasium.make(recipe.env).unwrapped  # Gymnasium has no types for the simulator
     actions, observation_dim = action_leaf(env.action_space), env.observation_space.shape[0]
     script = make_script(recipe.parts[0].actor, recipe.env, actions, observation_dim, env)
     no_goal = np.zeros(0, dtype=np.float32)
@@ -94,29 +94,32 @@ def play_from_bins(options: argparse.Namespace, start: int, samples: Iterable[in
     common = common_noise(options, start)
     for _ in range(branch_of(options, start)):
         observation = env.step(script(observation.astype(np.float32), no_goal, common))[0]
-    place, state = env.data.qpos[:2].copy(), observation[:OBSERVATION_DIM].astype(np.float32)
+    begun = mujoco.MjData(env.model)
+    mujoco.mj_copyData(begun, env.model, env.data)
     found = []
-    for sample in samples:
-        rng = np.random.default_rng(stream_seed(options.reference_seed, start, 2, sample))
-        begun = drawn_from_bins(state, edges, rng)
-        positions = np.concatenate([place, begun[: env.model.nq - 2]])
-        positions[3:7] /= np.linalg.norm(positions[3:7])  # the orientation is a unit quaternion
-        env.set_state(positions, begun[env.model.nq - 2 :])
+    for visit in visits:
+        # Only positions and velocities change: what else the policy reads belongs to the step before.
+        mujoco.mj_copyData(env.data, env.model, begun)
+        rng = np.random.default_rng(stream_seed(options.reference_seed, start, 2, visit))
+        state = drawn_from_bins(observation[:OBSERVATION_DIM], edges, rng)
+        env.data.qpos[2:], env.data.qvel[:] = np.split(state, [env.model.nq - 2])
+        env.data.qpos[3:7] /= np.linalg.norm(env.data.qpos[3:7])  # the orientation is a unit quaternion
+        own = own_noise(options, start, visit)
         taken: list[FloatArray] = []
         observations, ended = [env._get_obs()], False
         while len(taken) < options.horizon and not ended:
-            taken.append(np.asarray(script(observations[-1].astype(np.float32), no_goal, rng), dtype=np.float32))
-            observation, _, ended, _, _ = env.step(taken[-1])
-            observations.append(observation)
+            taken.append(np.asarray(script(observations[-1].astype(np.float32), no_goal, own), dtype=np.float32))
+            following, _, ended, _, _ = env.step(taken[-1])
+            observations.append(following)
         states = np.stack(observations)[:, :OBSERVATION_DIM].astype(np.float32)
         found.append(Episode(states, np.stack(taken), None, ended))
     env.close()
     return found
 
 
-def drawn_from_bins(state: FloatArray, edges: Edges, rng: np.random.Generator) -> DoubleArray:
+def drawn_from_bins(state: DoubleArray, edges: Edges, rng: np.random.Generator) -> DoubleArray:
     """A state [O] whose entries are uniform in the bins of the entries of another."""
-    found = state.astype(np.float64)
+    found = state.copy()
     for dim, bounds in enumerate(edges):
         if len(bounds) > 1:
             place = int(bins_of(found[dim], bounds))
@@ -133,6 +136,11 @@ def branch_of(options: argparse.Namespace, start: int) -> int:
 def common_noise(options: argparse.Namespace, start: int) -> np.random.Generator:
     """The noise of all visits of a start before they part."""
     return np.random.default_rng(stream_seed(options.reference_seed, start, 0))
+
+
+def own_noise(options: argparse.Namespace, start: int, visit: int) -> np.random.Generator:
+    """The noise of one visit after that."""
+    return np.random.default_rng(stream_seed(options.reference_seed, start, 1, visit))
 
 
 def branching(script: Script, common: np.random.Generator, own: np.random.Generator, step: int) -> Script:

@@ -45,6 +45,8 @@ def test_parts_are_taken_from_the_steps_they_are_measured_at(maze: Any) -> None:
     parts = SCRIPT["draw_parts"](Dataset((episode,)), maze, 5, 40, 0)
     progress = parts.before - parts.after
     assert progress.min() > 0 and np.median(progress) == pytest.approx(0.5), "corners are cut"
+    with pytest.raises(ValueError, match="must have episodes of more than 60 steps"):
+        SCRIPT["draw_parts"](Dataset((episode,)), maze, 60, 40, 0)
     for state, action, later, next_action in zip(*parts.first, *parts.last, strict=True):
         step = int(np.flatnonzero((episode.observations == state).all(axis=1))[0])
         np.testing.assert_array_equal(later, episode.observations[step + 5])

@@ -126,7 +126,7 @@ def study(shift: float, kinds: tuple[str, ...], suffix: str) -> dict[str, Any]:
     names = {"tt": 3.0 + shift, "markov": 2.0, "pets": 2.5}
     metrics = {f"{name}_logp_12{suffix}": value + 1.0 for name, value in names.items()} | {f"oracle_logp{suffix}": 9.0}
     curves = {kind: {name: curve(value) for name, value in names.items()} for kind in kinds}
-    return {"metrics": metrics, "curves": curves, "settings": {}, "starts": []}
+    return {"metrics": metrics, "curves": curves, "settings": {}, "starts": [], "ranges": [], "num_bins": []}
 
 
 def test_the_summary_is_the_mean_over_seeds(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_futures_that_were_played_are_likely_where_they_went(tmp_path: Path, pol
 
 def test_states_are_drawn_from_the_bins_of_a_start() -> None:
     rng, edges = np.random.default_rng(0), [np.array([0.0, 1.0, 3.0]), np.array([5.0])]
-    drawn = np.stack([drawn_from_bins(np.array([1.5, 5.0], dtype=np.float32), edges, rng) for _ in range(200)])
+    drawn = np.stack([drawn_from_bins(np.array([1.5, 5.0]), edges, rng) for _ in range(200)])
     assert (drawn[:, 1] == 5.0).all() and drawn[:, 0].min() >= 1.0 and drawn[:, 0].max() <= 3.0
     assert np.ptp(drawn[:, 0]) > 1.8
 
@@ -193,16 +193,16 @@ def test_states_are_drawn_from_the_bins_of_a_start() -> None:
 def test_an_episode_from_narrow_bins_continues_like_a_visit(tmp_path: Path, policies: Path) -> None:
     pytest.importorskip("mujoco")
     options, _, _ = parsed(tmp_path, "--policies", policies, "--horizon", 3, "--reference_seed", 3)
-    branch = branch_of(options, 0)
-    visits = play_visits(options, 0, range(8))
-    state = visits[0].observations[branch]
-    edges = [np.array([value - 1e-9, value + 1e-9]) for value in state.astype(np.float64)]
-    begun = play_from_bins(options, 0, range(2), edges)
-    np.testing.assert_allclose(begun[0].observations[0], state, atol=1e-6)
-    spread = np.stack([visit.observations[branch + 1 :] for visit in visits]).std(axis=0).mean()
-    differ = np.abs(begun[0].observations[1:] - begun[1].observations[1:]).mean()
-    away = np.abs(begun[0].observations[1:] - visits[0].observations[branch + 1 :]).mean()
-    assert 0.0 < differ < 4.0 * spread and away < 4.0 * spread
+    branch, visits = branch_of(options, 0), play_visits(options, 0, range(4))
+    state = visits[0].observations[branch].astype(np.float64)
+    narrow = [np.array([value - 1e-9, value + 1e-9]) for value in state]
+    for visit, begun in zip(visits, play_from_bins(options, 0, range(4), narrow), strict=True):
+        np.testing.assert_allclose(begun.observations, visit.observations[branch:], atol=1e-3)
+        np.testing.assert_allclose(begun.actions, visit.actions[branch:], atol=1e-4)
+    wide = [np.array([value - 0.01, value + 0.01]) for value in state]
+    first, second = play_from_bins(options, 0, (1, 2), wide)
+    assert 1e-3 < np.abs(first.observations[0] - state).max() <= 0.0101
+    assert np.abs(first.observations[0] - second.observations[0]).max() > 1e-3
 
 
 def test_played_futures_are_what_follows_the_start_of_each_episode() -> None:
