@@ -3,9 +3,9 @@
     python benchmarks/antmaze_q.py RUN [RUN ...] --dataset data/antmaze-large-diverse.npz [--horizons 1 5 10 20]
 
 A search compares candidates by Q some steps ahead. Here parts of recorded episodes take the place of candidates: of
-two that begin equally far from the goal, one that leads towards it and one that leads away, Q should rise more in the
-first. The share of such pairs for which it does is 1 for a perfect Q function and 0.5 for one that knows nothing. RUN
-is a folder of `tt baseline`; the distance is that of the shortest path, in cells. Writes <out>.
+two that begin about equally far from the goal, one that leads towards it and one that leads away, Q should rise more in
+the first. The share of such pairs for which it does is 0.5 by chance, and 1 is best. RUN is a folder of `tt baseline`;
+the distance is that of the shortest path, in cells. Writes <out>.
 """
 
 import argparse

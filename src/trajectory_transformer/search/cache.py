@@ -142,7 +142,8 @@ def check_free_memory(needed: int, num_candidates: int, device: torch.device) ->
     if free is not None and needed > free:
         raise ValueError(
             f"a search with {num_candidates} candidates needs {needed / GIB:.1f} GiB for keys and values, "
-            f"{free / GIB:.1f} GiB are free: lower search.beam_width, search.expansion or --num_envs"
+            f"{free / GIB:.1f} GiB are free: lower search.beam_width, search.expansion or --num_envs "
+            "(in a study: --max_rows)"
         )
 
 
