@@ -67,7 +67,7 @@ def options_parser(description: str | None, parts: Collection[str]) -> argparse.
 
 def reference_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of reference episodes."""
-    parser.add_argument("--starts", type=int, default=8, help="fixed starts of the references")
+    parser.add_argument("--starts", type=int, default=4, help="fixed starts of the references")
     parser.add_argument("--visits", type=int, default=32, help="episodes from each start")
     parser.add_argument("--reference_seed", type=int, default=8_000_000, help="other seeds give other starts")
 
