@@ -5,7 +5,8 @@
 A search compares candidates by Q some steps ahead. Here parts of recorded episodes take the place of candidates: of
 two that begin about equally far from the goal, one that leads towards it and one that leads away, Q should rise more in
 the first. The share of such pairs for which it does is 0.5 by chance, and 1 is best. RUN is a folder of `tt baseline`;
-the distance is that of the shortest path, in cells. Writes <out>.
+the distance is that of the shortest path, in cells. With `--discretizer`, Q reads the last state and action from their
+bins, as it does in a search. Writes <out>.
 """
 
 import argparse
@@ -21,10 +22,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from trajectory_transformer import Baseline
-from trajectory_transformer.config import require
+from trajectory_transformer.config import TokenConfig, require
 from trajectory_transformer.data.episode import Dataset, DoubleArray, FloatArray, load_npz
 from trajectory_transformer.envs.ant_maze import AntMaze
 from trajectory_transformer.results import write_result
+from trajectory_transformer.tokens.tokenizer import Tokenizer
 
 MIN_PROGRESS = 0.05  # cells; parts of episodes that hardly move are left out
 
@@ -67,6 +69,14 @@ def draw_parts(dataset: Dataset, maze: AntMaze, horizon: int, count: int, seed: 
     return Parts(ends[0], ends[1], before, after)
 
 
+def from_bins(tokenizer: Tokenizer, states: FloatArray, actions: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The values of the bins that states [N, O] and actions [N, A] lie in."""
+    layout, bins = tokenizer.layout, tokenizer.discretizer
+    pairs = ((states, layout.observation), (actions, layout.action))
+    read = [bins.decode(bins.encode(values, dims), dims).astype(np.float32) for values, dims in pairs]
+    return read[0], read[1]
+
+
 def ranked_right(rise: DoubleArray, parts: Parts, near: float, far: float) -> float:
     """Share of pairs in which Q rises more towards the goal, for parts that begin in [near, far) cells from it."""
     progress = parts.before - parts.after
@@ -86,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--horizons", nargs="+", type=int, default=[1, 5, 10, 20], help="steps ahead")
     parser.add_argument("--bounds", nargs="+", type=float, default=[0, 3, 6, 9, 12, 16], help="distances, in cells")
     parser.add_argument("--parts", type=int, default=20_000, help="parts of episodes")
+    parser.add_argument("--discretizer", choices=("quantile", "uniform"), help="of the bins; default: exact values")
+    parser.add_argument("--num_bins", type=int, default=100, help="bins of each dimension")
     parser.add_argument("--training_seed", type=int, default=None, help="of each run; default: its first")
     parser.add_argument("--out", type=Path, default=Path("results/antmaze/q.json"), help="result file")
     options = parser.parse_args(arguments)
@@ -96,13 +108,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     functions = {
         run.name: Baseline.load(run, torch.device("cpu")).q_function(options.training_seed) for run in options.runs
     }
+    tokenizer = None
+    if options.discretizer:
+        config = TokenConfig(discretizer=options.discretizer, num_bins=options.num_bins)
+        tokenizer = Tokenizer.fit(dataset, config)
     metrics: dict[str, float] = {}
     for horizon in options.horizons:
         parts = draw_parts(dataset, maze, horizon, options.parts, seed=0)
+        read = parts.last if tokenizer is None else from_bins(tokenizer, *parts.last)
         for name, q in functions.items():
-            first, last = (
-                q(*map(torch.from_numpy, each)).numpy().astype(np.float64) for each in (parts.first, parts.last)
-            )
+            first, last = (q(*map(torch.from_numpy, each)).numpy().astype(np.float64) for each in (parts.first, read))
             found = {
                 f"{name}_{horizon}_{low:g}-{high:g}": ranked_right(last - first, parts, low, high)
                 for low, high in ranges
@@ -117,7 +132,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seeds=[0],
         seconds=time.monotonic() - began,
         metrics=metrics,
-        details={"horizons": options.horizons, "bounds": options.bounds, "parts": options.parts},
+        details={
+            "horizons": options.horizons,
+            "bounds": options.bounds,
+            "parts": options.parts,
+            "discretizer": options.discretizer,
+            "num_bins": options.num_bins if options.discretizer else None,
+        },
     )
     print(f"wrote {options.out}", flush=True)
     return 0

@@ -53,6 +53,17 @@ def test_parts_are_taken_from_the_steps_they_are_measured_at(maze: Any) -> None:
         np.testing.assert_array_equal((action, next_action), (episode.actions[step], episode.actions[step + 5]))
 
 
+def test_bins_are_those_of_each_dimension(maze: Any) -> None:
+    episode = walk(maze, 60, np.random.default_rng(0))
+    states, actions = episode.observations[:-1], episode.actions
+    config = SCRIPT["TokenConfig"](discretizer="uniform", num_bins=8)
+    read = SCRIPT["from_bins"](SCRIPT["Tokenizer"].fit(Dataset((episode,)), config), states, actions)
+    for exact, binned, everything in zip((states, actions), read, (episode.observations, actions), strict=True):
+        error = np.abs(binned - exact) / (np.ptp(everything, axis=0) / 8)  # in bins
+        assert binned.dtype == np.float32 and error.max() < 1.001 and (error.max(axis=0) > 0.3).all()
+        assert all(len(np.unique(column)) <= 8 for column in binned.T)
+
+
 def test_the_share_of_pairs_is_that_of_all_pairs() -> None:
     rng = np.random.default_rng(0)
     before, after, rise = rng.uniform(0, 4, 60), rng.uniform(0, 4, 60), rng.normal(size=60)
@@ -78,4 +89,9 @@ def test_runs_are_measured_at_every_horizon(tmp_path: Path, maze: Any) -> None:
     assert SCRIPT["main"]([str(word) for word in (*words, "--parts", 300, "--out", tmp_path / "q.json")]) == 0
     metrics = json.loads((tmp_path / "q.json").read_text())["metrics"]
     assert set(metrics) == {f"iql_{horizon}_{cells}" for horizon in (2, 6) for cells in ("0-2", "2-6")}
+    coarse = (*words, "--parts", 300, "--discretizer", "quantile", "--num_bins", 2, "--out", tmp_path / "coarse.json")
+    assert SCRIPT["main"]([str(word) for word in coarse]) == 0
+    stored = json.loads((tmp_path / "coarse.json").read_text())
+    assert stored["discretizer"] == "quantile" and stored["num_bins"] == 2
+    assert set(stored["metrics"]) == set(metrics) and stored["metrics"] != metrics
     assert all(0.0 <= value <= 1.0 for value in metrics.values())
