@@ -88,7 +88,10 @@ def test_a_truncated_file_is_an_error_that_names_it(folder: Path, name: str, sha
         ("\udcff", "not valid JSON"),
         ("[]", f"not the description of a {KIND} checkpoint"),
         ('{"format": 1}', f"not the description of a {KIND} checkpoint"),
-        ('{"format": 1, "kind": "something-else"}', f"not the description of a {KIND} checkpoint"),
+        (
+            '{"format": 1, "kind": "something-else"}',
+            f"not the description of a {KIND} checkpoint, but of a something-else checkpoint",
+        ),
         (
             f'{{"format": {FORMAT + 1}, "kind": "{KIND}"}}',
             f"checkpoint format {FORMAT + 1} is not supported, expected at most {FORMAT}",

@@ -102,8 +102,10 @@ def opened_checkpoint(folder: str | Path, kind: str = KIND) -> Iterator[tuple[di
     """
     folder = Path(folder)
     description = _read_description(folder)
-    if description.get("kind") != kind:
-        raise ValueError(f"{folder / DESCRIPTION}: not the description of a {kind} checkpoint")
+    found = description.get("kind")
+    if found != kind:
+        other = f", but of a {found} checkpoint" if isinstance(found, str) else ""
+        raise ValueError(f"{folder / DESCRIPTION}: not the description of a {kind} checkpoint{other}")
     version = description.get("format")
     if not isinstance(version, int) or version > FORMAT:
         raise ValueError(
