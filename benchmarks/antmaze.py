@@ -52,7 +52,17 @@ SEARCHES: dict[str, dict[str, object]] = {
     "free-far": {"action.nucleus": 0.9, "beam_width": 64, "horizon": 15, "replan_every": 3},
     # Whole plans are sampled and compared only at their ends.
     "sampled-far": {"action.middle": 0.7, "beam_width": 128, "expansion": 1, "horizon": 15, "replan_every": 3},
-}
+    # States are sampled too: a bin is as wide as several steps, so the most likely position hardly changes.
+    "drawn": {"observation.top_k": None},
+    "loose-drawn": {"action.middle": 0.7, "beam_width": 64, "observation.top_k": None},
+    "loose-far-drawn": {
+        "action.middle": 0.7, "beam_width": 64, "horizon": 15, "replan_every": 3, "observation.top_k": None,
+    },
+    "sampled-far-drawn": {
+        "action.middle": 0.7, "beam_width": 128, "expansion": 1, "horizon": 15, "replan_every": 3,
+        "observation.top_k": None,
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,7 +140,7 @@ class Plan:
         run = self.model(task, seed)
         out = self.played(task, method, seed, f"tuning-{search}" if tuning else "score")
         settings = {**SEARCHES[search], **({"horizon": 1, "replan_every": 1} if method == "greedy_q" else {})}
-        flags = [word for key, value in settings.items() for word in (f"--search.{key}", value)]
+        flags = [word for key, value in settings.items() for word in (f"--search.{key}", json.dumps(value))]
         guide = [] if method == "tt" else ["--q", self.baseline(task, "iql"), "--training_seed", seed]
         episodes, first = self.options.episodes, SCORE_SEED
         if tuning:

@@ -95,12 +95,17 @@ def test_searches_differ_in_how_actions_are_sampled_and_in_the_horizon(tmp_path:
         ("loose-far", loose, 15),
         ("free-far", free, 15),
         ("sampled-far", loose, 15),
+        ("drawn", median, 5),
+        ("loose-drawn", loose, 5),
+        ("loose-far-drawn", loose, 15),
+        ("sampled-far-drawn", loose, 15),
     ):
         words = plan.play("umaze", "tt_q", 0, name).command
         _, *flags = words[words.index("trajectory_transformer") + 1 :]
         chosen: Any = parse("evaluate", COMMANDS["evaluate"], flags)
         assert (chosen.search.action, chosen.search.horizon) == (expected, horizon)
-        assert chosen.search.replan_every == (3 if name.endswith("far") else 1)
+        assert chosen.search.replan_every == (3 if "far" in name else 1)
+        assert chosen.search.observation == Sampler(top_k=None if "drawn" in name else 1)
         words = plan.play("umaze", "greedy_q", 0, name).command
         _, *flags = words[words.index("trajectory_transformer") + 1 :]
         greedy: Any = parse("evaluate", COMMANDS["evaluate"], flags)
