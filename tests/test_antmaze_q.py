@@ -1,4 +1,4 @@
-"""How Q functions are measured on AntMaze data: distances in a maze, parts of episodes, shares of pairs."""
+"""How AntMaze is measured: distances in a maze, parts of episodes, how Q ranks them, and how far episodes lead."""
 
 import json
 import runpy
@@ -12,7 +12,9 @@ from trajectory_transformer import train_baseline
 from trajectory_transformer.data.episode import Dataset, Episode, save_npz
 
 pytest.importorskip("gymnasium_robotics")
-SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "antmaze_q.py"))
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SCRIPT = runpy.run_path(str(BENCHMARKS / "antmaze_q.py"))
+PROGRESS = runpy.run_path(str(BENCHMARKS / "antmaze_progress.py"))
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +97,27 @@ def test_runs_are_measured_at_every_horizon(tmp_path: Path, maze: Any) -> None:
     assert stored["discretizer"] == "quantile" and stored["num_bins"] == 2
     assert set(stored["metrics"]) == set(metrics) and stored["metrics"] != metrics
     assert all(0.0 <= value <= 1.0 for value in metrics.values())
+
+
+def test_progress_is_the_way_towards_the_goal(tmp_path: Path, maze: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    there = walk(maze, 60, np.random.default_rng(0))
+    there.observations[:, 4:6] = 0.0
+    half = Episode(there.observations[:31], there.actions[:30], np.zeros(30, dtype=np.float32), terminated=False)
+    half.observations[-1, 4] = 1.0  # on its back
+    walled = Episode(half.observations[:3].copy(), half.actions[:2], np.zeros(2, dtype=np.float32), terminated=False)
+    walled.observations[-1, :2] = maze.center((2, 1))
+    dataset = Dataset((there, half, walled), {"env": "AntMaze_UMaze-v5"})
+    nearer = Dataset(dataset.episodes, {**dataset.metadata, "env_options": '{"goal_cell": [3, 3]}'})
+    for name, each in (("far", dataset), ("near", nearer)):
+        save_npz(each, tmp_path / f"{name}.npz")
+    files = [str(tmp_path / f"{name}.npz") for name in ("far", "near")]
+    assert PROGRESS["main"]([*files, "--out", str(tmp_path / "progress.json")]) == 0
+    metrics = json.loads((tmp_path / "progress.json").read_text())["metrics"]
+    assert metrics["far_progress"] == pytest.approx((6 + 3) / 2) and metrics["far_progress_n"] == 2
+    assert metrics["near_progress"] == pytest.approx((2 + 3) / 2), "two cells past the goal, and a cell from it"
+    assert metrics["far_reached"] == pytest.approx(100 / 3) and metrics["far_reached_n"] == 3
+    assert metrics["far_flipped"] == pytest.approx(100 / 3)
+    assert "far: 4.50 ± 1.50 cells, 33 % reached the goal, 33 % on their backs" in capsys.readouterr().out
+    lost = Dataset((walled,), dataset.metadata)
+    with pytest.raises(ValueError, match="lost must have episodes that begin and end outside of walls"):
+        PROGRESS["measure"]("lost", lost)
