@@ -2,10 +2,10 @@
 
     python benchmarks/antmaze_progress.py EPISODES.npz [EPISODES.npz ...] [--out results/antmaze/progress.json]
 
-EPISODES.npz is what `tt evaluate --out` writes beside its result. For each file `<name>_progress` is the mean way
-towards the goal in cells, along the shortest path from the first to the last position, `<name>_reached` the percentage
-of episodes that end at the goal and `<name>_flipped` that of episodes that end with the ant on its back. Positions
-inside of walls do not count.
+EPISODES.npz is what `tt evaluate --out` writes beside its result. For each file, named by its folder and itself,
+`<name>_progress` is the mean distance gained towards the goal, in cells along the shortest path, between the first and
+the last position. `<name>_reached` is the percentage of episodes that end at the goal, `<name>_flipped` that of those
+that end with the ant on its back. Episodes that begin or end inside of a wall have no progress.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     metrics: dict[str, float] = {}
     for path in options.files:
-        name = path.stem
+        name = "_".join(part for part in (path.parent.name, path.stem) if part)
         own = measure(name, load_npz(path))
         metrics |= own
         print(

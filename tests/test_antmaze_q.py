@@ -109,15 +109,16 @@ def test_progress_is_the_way_towards_the_goal(tmp_path: Path, maze: Any, capsys:
     dataset = Dataset((there, half, walled), {"env": "AntMaze_UMaze-v5"})
     nearer = Dataset(dataset.episodes, {**dataset.metadata, "env_options": '{"goal_cell": [3, 3]}'})
     for name, each in (("far", dataset), ("near", nearer)):
-        save_npz(each, tmp_path / f"{name}.npz")
-    files = [str(tmp_path / f"{name}.npz") for name in ("far", "near")]
+        (tmp_path / name).mkdir()
+        save_npz(each, tmp_path / name / "tt.npz")
+    files = [str(tmp_path / name / "tt.npz") for name in ("far", "near")]
     assert PROGRESS["main"]([*files, "--out", str(tmp_path / "progress.json")]) == 0
     metrics = json.loads((tmp_path / "progress.json").read_text())["metrics"]
-    assert metrics["far_progress"] == pytest.approx((6 + 3) / 2) and metrics["far_progress_n"] == 2
-    assert metrics["near_progress"] == pytest.approx((2 + 3) / 2), "two cells past the goal, and a cell from it"
-    assert metrics["far_reached"] == pytest.approx(100 / 3) and metrics["far_reached_n"] == 3
-    assert metrics["far_flipped"] == pytest.approx(100 / 3)
-    assert "far: 4.50 ± 1.50 cells, 33 % reached the goal, 33 % on their backs" in capsys.readouterr().out
+    assert metrics["far_tt_progress"] == pytest.approx((6 + 3) / 2) and metrics["far_tt_progress_n"] == 2
+    assert metrics["near_tt_progress"] == pytest.approx((2 + 3) / 2), "two cells past the goal, and a cell from it"
+    assert metrics["far_tt_reached"] == pytest.approx(100 / 3) and metrics["far_tt_reached_n"] == 3
+    assert metrics["far_tt_flipped"] == pytest.approx(100 / 3)
+    assert "far_tt: 4.50 ± 1.50 cells, 33 % reached the goal, 33 % on their backs" in capsys.readouterr().out
     lost = Dataset((walled,), dataset.metadata)
     with pytest.raises(ValueError, match="lost must have episodes that begin and end outside of walls"):
         PROGRESS["measure"]("lost", lost)
