@@ -21,12 +21,13 @@ SEARCH = ["--search.beam_width", 4, "--search.horizon", 2, "--search.context", 1
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random episodes of two environments, a model of the first, and baselines with and without a Q function."""
     folder = tmp_path_factory.mktemp("guided")
-    for name, env, seed in (
-        ("data", "Pendulum-v1", "0"),
-        ("other", "Pendulum-v1", "1"),
-        ("car", "MountainCarContinuous-v0", "0"),
+    for name, env, *more in (
+        ("data", "Pendulum-v1"),
+        ("later", "Pendulum-v1", "--seed", "1"),
+        ("moon", "Pendulum-v1", "--env_options", '{"g": 1.6}'),
+        ("car", "MountainCarContinuous-v0"),
     ):
-        words = ["collect", "--env", env, "--policy", "random", "--steps", "120", "--seed", seed]
+        words = ["collect", "--env", env, "--policy", "random", "--steps", "120", *more]
         assert main([*words, "--out", str(folder / f"{name}.npz")]) == 0
     sizes = ["--model.window", "3", "--model.num_layers", "1", "--model.width", "16", "--tokens.num_bins", "8"]
     words = ["train", str(folder / "data.npz"), "--out", str(folder / "run"), "--train.steps", "3", "--device", "cpu"]
@@ -35,7 +36,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("iql", "iql-antmaze", "data"),
         ("bc", "bc", "data"),
         ("car", "iql", "car"),
-        ("other", "iql", "other"),
+        ("later", "iql", "later"),
+        ("moon", "iql", "moon"),
     ):
         words = ["baseline", str(folder / f"{data}.npz"), "--algorithm", algorithm, "--out", str(folder / name)]
         assert main([*words, "--seeds", "[3,5]", *SMALL]) == 0
@@ -73,7 +75,10 @@ def test_evaluate_plans_by_the_q_function_of_a_baseline(tt: Run, made: Path, tmp
     [
         (["--q", "bc"], r"bc: BC has no Q function; train iql, cql or td3bc"),
         (["--q", "car"], "has 2 observation and 1 action dimensions, the model 3 and 1"),
-        (["--q", "other"], "was trained on a different dataset than the model: seed is 1 for Q and 0 for the model"),
+        (
+            ["--q", "moon"],
+            r"for another environment than the model: env_options is '{\"g\": 1.6}' for Q and None for the model",
+        ),
         (["--q", "run"], "not a run of tt baseline; train one with: tt baseline DATA --algorithm iql"),
         (["--q", "iql", "--plan", "imitate"], "--q is for planning for return, not for imitate"),
         (["--q", "iql", "--training_seed", "4"], r"trained with the seeds \[3, 5\], not with 4"),
@@ -83,6 +88,11 @@ def test_evaluate_plans_by_the_q_function_of_a_baseline(tt: Run, made: Path, tmp
 def test_a_q_function_that_does_not_fit_is_refused(refused: Refused, made: Path, words: list[str], rule: str) -> None:
     full = [str(made / word) if before == "--q" else word for before, word in zip(["", *words], words, strict=False)]
     refused(rule, "evaluate", made / "run", *full, "--episodes", 1, *SEARCH)
+
+
+def test_a_q_function_of_other_data_from_the_same_environment_fits(tt: Run, made: Path) -> None:
+    code, text = tt("evaluate", made / "run", "--q", made / "later", "--training_seed", 3, "--episodes", 1, *SEARCH)
+    assert code == 0, text
 
 
 def test_a_baseline_does_not_plan_by_another(refused: Refused, made: Path) -> None:

@@ -129,12 +129,12 @@ class Baseline:
                 f"the Q function of {self.name} has {self.dims.observation} observation and {self.dims.action} action "
                 f"dimensions, the model {layout.observation_dim} and {layout.action_dim}"
             )
-        differs = next(
-            (key for key in {**self.metadata, **metadata} if self.metadata.get(key) != metadata.get(key)), ""
-        )
-        if differs:
+        # Other data of the same environment is fine, for example more of it, and so is data of an unknown one.
+        known = "env" in self.metadata and "env" in metadata
+        differs = next((key for key in ("env", "env_options") if self.metadata.get(key) != metadata.get(key)), "")
+        if known and differs:
             raise ValueError(
-                f"the Q function of {self.name} was trained on a different dataset than the model: "
+                f"the Q function of {self.name} was trained for another environment than the model: "
                 f"{differs} is {self.metadata.get(differs)!r} for Q and {metadata.get(differs)!r} for the model"
             )
         one = self.only(seed)
