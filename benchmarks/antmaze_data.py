@@ -2,9 +2,10 @@
 
     python benchmarks/antmaze_data.py --policies DIR --out DIR [TASK ...]
 
-Writes DIR/antmaze-<task>.npz, and DIR/<task>.json with the share of episodes that end at the goal of the task
-(`success_rate`), of those that lead there from the start of the task (`whole_task_rate`: without stitching, only these
-can be imitated), and of those that end with the ant on its back (`flipped_rate`). Files that exist are kept.
+Writes DIR/antmaze-<task>.npz, and DIR/<task>.json with the share of runs that reach the goal of the task
+(`success_rate`), of those that begin at the start of the task and reach it (`whole_task_rate`: without stitching, only
+these can be imitated), and of those that end with the ant on its back (`flipped_rate`). A run is all that happens
+between two resets: one episode, or several where it goes on at the goal. Files that exist are kept.
 """
 
 import json
@@ -30,6 +31,17 @@ def is_flipped(episode: Episode) -> bool:
     return bool(1 - 2 * (x * x + y * y) < 0)
 
 
+def runs_of(episodes: Sequence[Episode]) -> list[list[Episode]]:
+    """Episodes by run: one that begins where the last one ended belongs to the same run."""
+    found: list[list[Episode]] = []
+    for episode in episodes:
+        if found and np.array_equal(found[-1][-1].observations[-1], episode.observations[0]):
+            found[-1].append(episode)
+        else:
+            found.append([episode])
+    return found
+
+
 def make_facts(task: str, folder: Path) -> Path:
     """Measure a dataset."""
     path = folder / f"{task}.json"
@@ -37,15 +49,18 @@ def make_facts(task: str, folder: Path) -> Path:
         return path
     dataset = load_npz(folder / f"antmaze-{task}.npz")
     maze = AntMaze(str(dataset.metadata["env"]))
-    starts = [maze.cell_at(*map(float, episode.observations[0, :2])) == maze.start_cell for episode in dataset]
-    ends = [episode.terminated for episode in dataset]
-    facts: dict[str, object] = {"env": dataset.metadata["env"], "steps": dataset.num_steps}
-    facts |= summarize("success_rate", [float(end) for end in ends])
-    whole = [float(start and end) for start, end in zip(starts, ends, strict=True)]
-    facts |= summarize("whole_task_rate", whole)
-    facts |= summarize("flipped_rate", [float(is_flipped(episode)) for episode in dataset])
+    runs = runs_of(dataset.episodes)
+    starts = [maze.cell_at(*map(float, run[0].observations[0, :2])) == maze.start_cell for run in runs]
+    reached = [any(episode.terminated for episode in run) for run in runs]
+    facts: dict[str, object] = {"env": dataset.metadata["env"], "steps": dataset.num_steps, "runs": len(runs)}
+    facts["arrivals"] = sum(episode.terminated and len(episode) > 1 for episode in dataset)
+    facts |= summarize("success_rate", [float(each) for each in reached])
+    facts |= summarize("whole_task_rate", [float(a and b) for a, b in zip(starts, reached, strict=True)])
+    facts |= summarize("flipped_rate", [float(is_flipped(run[-1])) for run in runs])
+    episodes = {policy: list(each) for policy, each in by_policy(dataset.episodes, dataset.metadata).items()}
     facts["success_rate_by_policy"] = {
-        policy: float(np.mean(values)) for policy, values in by_policy(ends, dataset.metadata).items()
+        policy: float(np.mean([any(episode.terminated for episode in run) for run in runs_of(own)]))
+        for policy, own in episodes.items()
     }
     write_atomically(path, (json.dumps(facts, indent=2) + "\n").encode())
     return path

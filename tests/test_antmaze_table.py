@@ -241,3 +241,39 @@ def test_the_figure_shows_routes_and_the_candidates_of_one_plan(
     assert len(walls) == 25 - len(maze.free)
     best = figure.axes[3].lines[-2]
     assert np.asarray(best.get_xdata()).tolist() == [9.0, 1.0, 2.0]
+
+
+def test_facts_of_a_dataset_count_runs_that_go_on_at_the_goal_once(tmp_path: Path) -> None:
+    data = runpy.run_path(str(BENCHMARKS / "antmaze_data.py"))
+
+    def piece(*places: tuple[float, float], terminated: bool = False, flipped: bool = False) -> Episode:
+        observations = np.zeros((len(places), 29), np.float32)
+        observations[:, :2], observations[:, 3] = places, 1.0
+        if flipped:
+            observations[-1, 3:7] = 0.0, 1.0, 0.0, 0.0
+        steps = len(places) - 1
+        rewards = np.zeros(steps, np.float32)
+        rewards[-1] = float(terminated)
+        return Episode(observations, np.zeros((steps, 8), np.float32), rewards, terminated)
+
+    maze = AntMaze("AntMaze_Medium-v5")
+    start, way, goal = maze.center(maze.start_cell), (0.0, 0.0), maze.goal
+    near = (goal[0] + 0.1, goal[1])
+    episodes = (
+        piece(start, way, goal, terminated=True), piece(goal, near, terminated=True), piece(near, way),  # one run
+        piece((1.0, 0.0), way, goal, terminated=True),
+        piece((2.0, 0.0), start, flipped=True),
+        piece(start, way),
+    )  # fmt: skip
+    metadata: dict[str, str | int | float | bool | None] = {"env": "AntMaze_Medium-v5"}
+    metadata |= {
+        "policy.0.policy": "careful",
+        "policy.0.episodes": 4,
+        "policy.1.policy": "wild",
+        "policy.1.episodes": 2,
+    }
+    save_npz(Dataset(episodes, metadata), tmp_path / "antmaze-medium-play.npz")
+    facts = json.loads(data["make_facts"]("medium-play", tmp_path).read_text())
+    assert (facts["runs"], facts["arrivals"], facts["steps"]) == (4, 2, 8)
+    assert (facts["success_rate"], facts["whole_task_rate"], facts["flipped_rate"]) == (0.5, 0.25, 0.25)
+    assert facts["success_rate_by_policy"] == {"careful": 1.0, "wild": 0.0}

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -73,6 +74,52 @@ def test_episodes_differ_between_numbers_seeds_and_policies() -> None:
     }
     assert len(starts) == 16
     assert min(each.seed for each in play(Part(RANDOM, episodes=4))) >= 2**31  # evaluations use smaller seeds
+
+
+class Corridor(gymnasium.Env[FloatArray, FloatArray]):
+    """One place further at every step, with rewards at the places 3, 4 and 8; ends after nine steps."""
+
+    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, *, continuing: bool = True) -> None:
+        self.continuing, self.place = continuing, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[FloatArray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
+        self.place += 1
+        return np.full(1, self.place, np.float32), float(self.place in (3, 4, 8)), False, self.place == 9, {}
+
+
+@pytest.fixture
+def corridor(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.envs.registration.registry))
+    gymnasium.register("Corridor-v0", lambda **options: Corridor(**options))
+    return "Corridor-v0"
+
+
+def test_episodes_that_go_on_at_the_goal_are_cut_at_every_reward(corridor: str) -> None:
+    found = play(Part(RANDOM, episodes=2), env=corridor)
+    assert [each.seed for each in found] == [found[0].seed] * 4 + [found[-1].seed] * 4
+    for first in (0, 4):
+        pieces = [each.episode for each in found[first : first + 4]]
+        assert [piece.observations[:, 0].tolist() for piece in pieces] == [
+            [0, 1, 2, 3], [3, 4], [4, 5, 6, 7, 8], [8, 9]
+        ]  # fmt: skip
+        assert [piece.rewards.tolist() for piece in pieces if piece.rewards is not None] == [
+            [0, 0, 1], [1], [0, 0, 0, 1], [0]
+        ]  # fmt: skip
+        assert [piece.terminated for piece in pieces] == [True, True, True, False]
+    whole = collect(corridor, "random", episodes=2, env_options={"continuing": False})
+    assert [len(episode) for episode in whole] == [9, 9]
+    cut = np.concatenate([piece.episode.actions for piece in found])
+    np.testing.assert_array_equal(np.concatenate([episode.actions for episode in whole]), cut)
+    steps = [len(each.episode) for each in play(Part(RANDOM, steps=11), env=corridor)]
+    assert steps == [3, 1, 4, 1, 2]
 
 
 def test_cpu_time_of_all_processes_is_counted() -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import yaml
@@ -25,6 +26,7 @@ from trajectory_transformer.files import write_atomically
 from trajectory_transformer.recipes import find_recipe
 from trajectory_transformer.results import summarize
 
+T = TypeVar("T")
 ENVIRONMENTS = ("hopper", "walker2d", "halfcheetah")
 TASKS = tuple(f"{env}-{kind}" for env in ENVIRONMENTS for kind in ("medium-replay", "medium", "medium-expert"))
 POLICY_SEED = 8_000_000  # of the episodes without noise; the data has seed 0
@@ -72,9 +74,9 @@ def joined(datasets: Sequence[Dataset]) -> Dataset:
     return replace(datasets[0], episodes=episodes, metadata=metadata)
 
 
-def by_policy(values: Sequence[float], metadata: Metadata) -> dict[str, Sequence[float]]:
+def by_policy(values: Sequence[T], metadata: Metadata) -> dict[str, Sequence[T]]:
     """The values per episode of each policy of a collected dataset."""
-    found: dict[str, Sequence[float]] = {}
+    found: dict[str, Sequence[T]] = {}
     first = 0
     while f"policy.{len(found)}.policy" in metadata:
         number = len(found)

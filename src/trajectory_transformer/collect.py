@@ -241,6 +241,23 @@ def truncate(episode: Episode, steps: int) -> Episode:
     return Episode(observations, actions, rewards, False, episode.goal, map=episode.map)
 
 
+def cut_at_rewards(episode: Episode) -> list[Episode]:
+    """Episodes that end at every step with a reward, each from the state where the last one ended.
+
+    An environment that goes on at its goal (`continuing`) shows what surrounds the goal; a task ends there.
+    """
+    assert episode.rewards is not None
+    ends = (np.flatnonzero(episode.rewards) + 1).tolist()
+    found = []
+    for start, end in itertools.pairwise([0, *ends, *([len(episode)] if len(episode) not in ends else [])]):
+        observations, actions = episode.observations[start : end + 1], episode.actions[start:end]
+        terminated = end in ends or episode.terminated
+        found.append(
+            Episode(observations, actions, episode.rewards[start:end], terminated, episode.goal, map=episode.map)
+        )
+    return found
+
+
 def episode_stream(job: Job, index: int) -> tuple[int, np.random.Generator]:
     """The seed of an episode's environment and the generator of its policy."""
     source = np.random.SeedSequence([job.seed, zlib.crc32(job.actor.label.encode()), index])
@@ -282,8 +299,11 @@ def play_episodes(job: Job, indices: Sequence[int]) -> _Batch:
     episodes, seeds = [], []
     for index in indices:
         seed, rng = episode_stream(job, index)
-        episodes += rollout(envs, ScriptedPolicy(script, rng), num_episodes=1, seed=seed)
-        seeds.append(seed)
+        (played,) = rollout(envs, ScriptedPolicy(script, rng), num_episodes=1, seed=seed)
+        continuing = getattr(envs.envs[0].unwrapped, "continuing", False)
+        found = cut_at_rewards(played) if continuing else [played]
+        episodes += found
+        seeds += [seed] * len(found)
     return _Batch(episodes, seeds, os.getpid(), time.process_time())
 
 
@@ -343,7 +363,7 @@ class WorkerPool:
         if self._pool is None:
             for index in itertools.count() if count is None else range(count):
                 batch = play_episodes(job, [index])
-                yield batch.episodes[0], batch.seeds[0]
+                yield from zip(batch.episodes, batch.seeds, strict=True)
             return
         # Without a count the caller can stop at any episode: small batches waste less work.
         size = 1 if count is None else max(1, min(16, count // (4 * self.workers)))

@@ -68,6 +68,14 @@ def test_an_episode_ends_at_the_goal_with_a_reward_of_one() -> None:
     assert env.step(np.zeros(8, np.float32))[1:3] == (0.0, False)
 
 
+def test_an_episode_that_goes_on_at_the_goal_ends_at_its_limit() -> None:
+    env = maze(continuing=True, max_episode_steps=2)
+    env.reset(seed=0)
+    env._data.qpos[:2] = np.add(env.goal, 0.2)
+    for truncated in (False, True):
+        assert env.step(np.zeros(8, np.float32))[1:] == (1.0, False, truncated, {"success": True})
+
+
 def test_an_episode_is_truncated_at_its_limit() -> None:
     env = maze(max_episode_steps=3)
     env.reset(seed=0)
@@ -226,6 +234,31 @@ def test_waypoints_lie_all_around_the_centres_of_cells_and_change_in_the_cell_of
         assert policy._next == env.goal_cell
         seen.add(policy._waypoint)
     assert len(seen) == 20
+
+
+def test_where_episodes_go_on_a_way_to_the_goal_ends_at_the_goal_and_another_begins(walker: Path) -> None:
+    env, rng = maze("Medium", cells="play", continuing=True), np.random.default_rng(0)
+    policy = Wanderer(env, AntWalker(walker), noise=0.0, wander=0.0)
+    observation, _ = env.reset(seed=0)
+    assert isinstance(observation, np.ndarray)
+    policy.act(observation, np.zeros(0), rng)
+    env.steps = 5
+    policy._target = policy._next = env.goal_cell
+    assert policy._draw_waypoint(rng) == env.goal
+    policy._waypoint = env.goal
+    observation[:2] = env.goal[0] + 0.6, env.goal[1]  # near a waypoint, but not at the goal
+    policy.act(observation, np.zeros(0), rng)
+    assert policy._target == env.goal_cell and policy._waypoint == env.goal
+    observation[:2] = env.goal
+    left = set()
+    for _ in range(20):
+        policy._target, policy._waypoint = env.goal_cell, env.goal
+        policy.act(observation, np.zeros(0), rng)
+        left.add(policy._target)
+    assert len(left) > 2
+    # A way to another cell leads through the cell of the goal, not through the goal.
+    policy._target, policy._next = (1, 1), env.goal_cell
+    assert policy._draw_waypoint(rng) != env.goal
 
 
 def test_a_quarter_of_the_journeys_lead_to_the_goal_and_the_others_to_all_targets(walker: Path) -> None:

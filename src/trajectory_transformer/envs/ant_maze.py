@@ -61,6 +61,7 @@ class AntMaze(gymnasium.Env[Any, NDArray[np.float32]]):
         start_cell: Sequence[int] | None = None,
         cells: Cells = "task",
         observe_goal: bool = False,
+        continuing: bool = False,
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
     ) -> None:
@@ -73,6 +74,8 @@ class AntMaze(gymnasium.Env[Any, NDArray[np.float32]]):
             cells: where episodes start, and where a collecting policy walks to. `task`: from the start to the goal.
                 `play`: cells chosen by hand. `random`: any free cell. The goal that is rewarded stays the same.
             observe_goal: also show x and y of the goal, as `desired_goal`.
+            continuing: an episode goes on at the goal, and every step there is rewarded. Collected episodes are cut
+                at these steps, so the data is that of tasks which end.
             max_episode_steps: steps after which an episode is truncated; None: 700 in the U maze, 1000 in the others.
             render_mode: as in Gymnasium.
         """
@@ -97,6 +100,8 @@ class AntMaze(gymnasium.Env[Any, NDArray[np.float32]]):
         self.render_mode = render_mode
         self._env_id = env_id
         self.max_episode_steps = int(made.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
+        self.continuing = continuing
+        """Whether an episode goes on at the goal."""
         self.steps = 0
         """Steps taken since the last reset."""
 
@@ -199,8 +204,9 @@ class AntMaze(gymnasium.Env[Any, NDArray[np.float32]]):
         self.steps += 1
         x, y = self._data.qpos[:2].tolist()
         success = (x - self.goal[0]) ** 2 + (y - self.goal[1]) ** 2 <= GOAL_RADIUS**2
-        truncated = self.steps >= self.max_episode_steps and not success
-        return self._observe(), float(success), success, truncated, {"success": success}
+        terminated = success and not self.continuing
+        truncated = self.steps >= self.max_episode_steps and not terminated
+        return self._observe(), float(success), terminated, truncated, {"success": success}
 
     def _observe(self) -> Observation:
         state = np.concatenate([self._data.qpos, self._data.qvel]).astype(np.float32)

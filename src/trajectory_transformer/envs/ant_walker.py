@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from trajectory_transformer.envs.ant_maze import AntMaze, Cell
+from trajectory_transformer.envs.ant_maze import GOAL_RADIUS, AntMaze, Cell
 
 FloatArray = NDArray[np.floating]
 
@@ -111,8 +111,9 @@ class Wanderer:
 
     A quarter of the targets are the goal of the task, the others are drawn from the targets of the environment. At
     every cell it turns to a random neighbour with probability `wander`, else it continues on a shortest path. Waypoints
-    are random points around the centres of cells, also in the cell of the goal, so that the data shows the goal from
-    all sides and what happens to those that miss it.
+    are random points around the centres of cells. Where an episode ends at the goal, this holds in its cell too, so
+    that the data shows the goal from all sides and what happens to those that miss it. Where an episode goes on, the
+    way to the goal ends at the goal itself, and the next one leads through what lies around it.
     """
 
     def __init__(self, maze: AntMaze, walker: AntWalker, *, noise: float, wander: float) -> None:
@@ -136,8 +137,9 @@ class Wanderer:
         # A shortest path is defined from free cells; an ant that leans over a wall keeps its waypoint.
         if cell in maze.distances_to(self._target):
             strayed = cell != self._next and cell not in maze.neighbours(self._next)
-            if strayed or math.dist((x, y), self._waypoint) < _REACHED:
-                if cell == self._target != maze.goal_cell:
+            near = GOAL_RADIUS if self._waypoint == maze.goal else _REACHED
+            if strayed or math.dist((x, y), self._waypoint) < near:
+                if cell == self._target and (maze.continuing or cell != maze.goal_cell):
                     self._target = self._draw_target(cell, rng)
                 self._next = self._turn(cell, rng)
                 self._waypoint = self._draw_waypoint(rng)
@@ -145,6 +147,8 @@ class Wanderer:
 
     def _draw_waypoint(self, rng: np.random.Generator) -> tuple[float, float]:
         x, y = self._maze.center(self._next)
+        if self._maze.continuing and self._next == self._target == self._maze.goal_cell:
+            return x, y
         dx, dy = (_SPREAD * self._maze.cell_width * rng.uniform(-1, 1, 2)).tolist()
         return x + dx, y + dy
 
@@ -155,7 +159,7 @@ class Wanderer:
         return others[int(rng.integers(len(others)))]
 
     def _turn(self, cell: Cell, rng: np.random.Generator) -> Cell:
-        """The next cell to walk to: in the goal's own cell that cell, until the goal is reached."""
+        """The next cell to walk to: in the cell of the target that cell."""
         if cell == self._target:
             return cell
         around = self._maze.neighbours(cell)
