@@ -5,7 +5,8 @@
 Writes DIR/antmaze-<task>.npz, and DIR/<task>.json with the share of runs that reach the goal of the task
 (`success_rate`), of those that begin at the start of the task and reach it (`whole_task_rate`: without stitching, only
 these can be imitated), and of those that end with the ant on its back (`flipped_rate`). A run is all that happens
-between two resets: one episode, or several where it goes on at the goal. Files that exist are kept.
+between two resets: one episode, or several where it goes on at the goal. `arrivals` is how often the goal was reached
+from outside. Files that exist are kept.
 """
 
 import json
@@ -42,6 +43,11 @@ def runs_of(episodes: Sequence[Episode]) -> list[list[Episode]]:
     return found
 
 
+def is_reached(run: Sequence[Episode]) -> bool:
+    """Whether a run comes to the goal."""
+    return any(episode.terminated for episode in run)
+
+
 def make_facts(task: str, folder: Path) -> Path:
     """Measure a dataset."""
     path = folder / f"{task}.json"
@@ -51,16 +57,15 @@ def make_facts(task: str, folder: Path) -> Path:
     maze = AntMaze(str(dataset.metadata["env"]))
     runs = runs_of(dataset.episodes)
     starts = [maze.cell_at(*map(float, run[0].observations[0, :2])) == maze.start_cell for run in runs]
-    reached = [any(episode.terminated for episode in run) for run in runs]
+    reached = [is_reached(run) for run in runs]
     facts: dict[str, object] = {"env": dataset.metadata["env"], "steps": dataset.num_steps, "runs": len(runs)}
     facts["arrivals"] = sum(episode.terminated and len(episode) > 1 for episode in dataset)
     facts |= summarize("success_rate", [float(each) for each in reached])
     facts |= summarize("whole_task_rate", [float(a and b) for a, b in zip(starts, reached, strict=True)])
     facts |= summarize("flipped_rate", [float(is_flipped(run[-1])) for run in runs])
-    episodes = {policy: list(each) for policy, each in by_policy(dataset.episodes, dataset.metadata).items()}
     facts["success_rate_by_policy"] = {
-        policy: float(np.mean([any(episode.terminated for episode in run) for run in runs_of(own)]))
-        for policy, own in episodes.items()
+        policy: float(np.mean([is_reached(run) for run in runs_of(episodes)]))
+        for policy, episodes in by_policy(dataset.episodes, dataset.metadata).items()
     }
     write_atomically(path, (json.dumps(facts, indent=2) + "\n").encode())
     return path

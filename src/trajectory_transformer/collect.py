@@ -249,7 +249,7 @@ def cut_at_rewards(episode: Episode) -> list[Episode]:
     assert episode.rewards is not None
     ends = (np.flatnonzero(episode.rewards) + 1).tolist()
     found = []
-    for start, end in itertools.pairwise([0, *ends, *([len(episode)] if len(episode) not in ends else [])]):
+    for start, end in itertools.pairwise(sorted({0, *ends, len(episode)})):
         observations, actions = episode.observations[start : end + 1], episode.actions[start:end]
         terminated = end in ends or episode.terminated
         found.append(
