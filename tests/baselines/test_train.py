@@ -277,6 +277,33 @@ def test_q_functions_take_and_return_real_units(tiny_dataset: Dataset, name: str
     assert float(scaling.reward_scale[1]) != 1.0
 
 
+def test_layer_norm_is_that_of_torch_in_q_and_v_and_not_in_the_policy(tiny_dataset: Dataset) -> None:
+    plain, normed = settings_of("iql", expectile=0.8), settings_of("iql", expectile=0.8, layer_norm=True)
+    trainer, baseline = make_trainer("iql", normed, [tiny_dataset], [Learner(0)], device=CPU)
+    _, without = make_trainer("iql", plain, [tiny_dataset], [Learner(0)], device=CPU)
+    batch = trainer.rows.gather(torch.arange(20)[None])
+    tensors = baseline.algorithm.groups["critics"].tensors
+
+    def expected(name: str, network: int, x: torch.Tensor) -> torch.Tensor:
+        depth = len(plain.hidden)
+        for layer in range(depth + 1):
+            x = x @ tensors[f"{name}.{layer}.weight"][network] + tensors[f"{name}.{layer}.bias"][network]
+            if layer < depth:
+                x = torch.nn.LayerNorm(x.shape[-1], elementwise_affine=False)(x).relu()
+        return x[..., 0]
+
+    both = torch.cat([batch.observations, batch.actions], dim=-1)[0]
+    smaller = torch.minimum(expected("q", 0, both), expected("q", 1, both))
+    torch.testing.assert_close(baseline.algorithm.q_values(batch.observations, batch.actions)[0], smaller)
+    target_q = torch.full((1, 20), 100.0)  # above all values: every weight is the expectile
+    algorithm: Any = baseline.algorithm
+    value_loss = algorithm.critic_losses(batch, target_q)[1]
+    value = expected("v", 0, batch.observations[0])
+    torch.testing.assert_close(value_loss[0], (0.8 * (100.0 - value).square()).mean())
+    assert torch.equal(baseline.algorithm.act(batch.observations), without.algorithm.act(batch.observations))
+    assert not torch.allclose(without.algorithm.q_values(batch.observations, batch.actions)[0], smaller)
+
+
 def test_behaviour_cloning_has_no_q_function(tiny_dataset: Dataset) -> None:
     baseline = train_baseline(tiny_dataset, algorithm="bc", settings={**SMALL, "steps": 1}, device="cpu")
     with pytest.raises(ValueError, match="BC has no Q function; train iql"):

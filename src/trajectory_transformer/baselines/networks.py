@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from trajectory_transformer.randomness import stream_seed
 
@@ -58,11 +59,12 @@ def _init_one(network: Network, generator: torch.Generator) -> Tensors:
     return tensors
 
 
-def mlp(tensors: Tensors, name: str, x: Tensor) -> Tensor:
-    """Perceptrons with ReLU between layers: x [N, B, in] -> [N, B, out]."""
+def mlp(tensors: Tensors, name: str, x: Tensor, *, layer_norm: bool = False) -> Tensor:
+    """Perceptrons with ReLU between layers, before it normalised if asked for: x [N, B, in] -> [N, B, out]."""
     layer = 0
     while f"{name}.{layer}.weight" in tensors:
-        x = torch.relu(x) if layer else x
+        if layer:
+            x = torch.relu(functional.layer_norm(x, x.shape[-1:]) if layer_norm else x)
         # An addition of its own instead of baddbmm: a compiler can fuse it with the ReLU.
         x = torch.bmm(x, tensors[f"{name}.{layer}.weight"]) + tensors[f"{name}.{layer}.bias"]
         layer += 1
@@ -79,10 +81,10 @@ def frozen(tensors: Tensors) -> Tensors:
     return {name: value.detach() for name, value in tensors.items()}
 
 
-def twin_q(tensors: Tensors, observations: Tensor, actions: Tensor) -> Tensor:
+def twin_q(tensors: Tensors, observations: Tensor, actions: Tensor, *, layer_norm: bool = False) -> Tensor:
     """Values of two Q networks per learner, named `q`: [S, B, O] and [S, B, A] -> [S, 2, B]."""
     inputs = repeat(torch.cat([observations, actions], dim=-1), 2)
-    return mlp(tensors, "q", inputs).view(-1, 2, inputs.shape[1])
+    return mlp(tensors, "q", inputs, layer_norm=layer_norm).view(-1, 2, inputs.shape[1])
 
 
 class Copy:
