@@ -23,7 +23,7 @@ _FAR = 5.0  # larger distances look alike to the network
 _CLIP = 10.0  # of normalised inputs
 _EPSILON = 1e-8  # added to the variance of inputs
 _REACHED = 0.7  # a waypoint is reached within this distance
-_SPREAD = 0.25  # a waypoint is drawn within this share of a cell's width around the centre, per axis
+_SPREAD = 0.125  # of a cell's width: how far waypoints are from its centre, per axis; they are as far apart as in D4RL
 _TO_GOAL = 0.25  # probability that a target is the goal of the task; else any target is drawn, which may be it too
 # Joints and actions of the network are hip and ankle of each leg, with ankles that bend down as they increase.
 _SIGNS = np.array([[1, 1], [1, -1], [1, -1], [1, 1]], np.float64)
