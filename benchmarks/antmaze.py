@@ -2,8 +2,9 @@
 
     python benchmarks/antmaze.py --policies DIR --work DIR [--tasks TASK ...] [--methods METHOD ...]
 
-Methods: `tt_q` plans by the Q function of `iql`, `tt` by predicted returns, `greedy_q` takes the action with the
-largest Q of those that the model samples (a plan of one step), and `bc`, `dt`, `cql`, `iql` act by their policies.
+Methods: `tt_q` plans by the Q function of `iql_wide`, `tt` by predicted returns, `greedy_q` takes the action with the
+largest Q of those that the model samples (a plan of one step), and `bc`, `dt`, `cql`, `iql`, `iql_wide` act by their
+policies. `iql` has the published settings, `iql_wide` those of our preset.
 All models use the same settings in all five tasks: the preset `default` with the flags given here (`--train.steps`,
 `--tokens.`, `--model.`), and one search. With several searches (`--searches`) they are compared first, for `tt_q`
 with the first training seed, on episodes of their own (`--tuning_episodes`); the one with the best mean over tasks is
@@ -13,7 +14,8 @@ Every job is a command that writes a file to the work folder. The same command c
 `--time_limit` stops before a limit; exit code 75 then means that there is more to do.
 
 Writes <out>/<task>_<method>.json, <out>/table.json with `<task>_<method>` and `<method>_average` (percent of episodes
-that reach the goal; `_stderr` over training seeds), and <out>/tuning.json.
+that reach the goal; `_stderr` over training seeds), and <out>/tuning.json. The table has all cells in <out>, so tasks
+and methods can be measured one after the other, also with a work folder each; averages are over all five tasks.
 """
 
 import argparse
@@ -36,33 +38,23 @@ from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.results import summarize, write_result
 
 SCORE_SEED, TUNING_SEED = 7_000_000, 5_000_000  # of the episodes
-BASELINES = {"bc": "bc", "dt": "dt", "cql": "cql", "iql": "iql-antmaze"}
+GUIDE = "iql_wide"  # the baseline whose Q plans use
+BASELINES = {"bc": "bc", "dt": "dt", "cql": "cql", "iql": "iql-antmaze", GUIDE: "iql-antmaze-wide"}
 PLANNERS = ("greedy_q", "tt", "tt_q")
-METHODS = ("bc", "dt", "cql", "iql", *PLANNERS)
+METHODS = (*BASELINES, *PLANNERS)
+# Plans start from the current state alone: a model that sees the past continues in the direction of the past. States
+# are sampled: a bin is as wide as several steps, so the most likely position hardly changes.
+PRESENT: dict[str, object] = {"context": 0, "observation.top_k": None}
 SEARCHES: dict[str, dict[str, object]] = {
-    "default": {},
-    "long": {"horizon": 10},
-    "loose": {"action.middle": 0.7, "beam_width": 64},
-    "loose-long": {"action.middle": 0.7, "beam_width": 64, "horizon": 10},
-    "free": {"action.nucleus": 0.9, "beam_width": 64},
-    "free-long": {"action.nucleus": 0.9, "beam_width": 64, "horizon": 10},
-    "free-short": {"action.nucleus": 0.9, "beam_width": 64, "horizon": 3},
-    # Far ahead Q tells directions better apart; each plan is followed for some steps, so that it costs no more.
-    "loose-far": {"action.middle": 0.7, "beam_width": 64, "horizon": 15, "replan_every": 3},
-    "free-far": {"action.nucleus": 0.9, "beam_width": 64, "horizon": 15, "replan_every": 3},
-    # Whole plans are sampled and compared only at their ends.
-    "sampled-far": {"action.middle": 0.7, "beam_width": 128, "expansion": 1, "horizon": 15, "replan_every": 3},
-    # States are sampled too: a bin is as wide as several steps, so the most likely position hardly changes.
-    "drawn": {"observation.top_k": None},
-    "loose-drawn": {"action.middle": 0.7, "beam_width": 64, "observation.top_k": None},
-    "loose-far-drawn": {
-        "action.middle": 0.7, "beam_width": 64, "horizon": 15, "replan_every": 3, "observation.top_k": None,
-    },
-    "sampled-far-drawn": {
-        "action.middle": 0.7, "beam_width": 128, "expansion": 1, "horizon": 15, "replan_every": 3,
-        "observation.top_k": None,
-    },
-}  # fmt: skip
+    "past": {"beam_width": 32, "action.middle": 0.7, "horizon": 10, "replan_every": 3, "observation.top_k": None},
+    "likely": {"beam_width": 32, "action.middle": 0.7, "horizon": 10, "replan_every": 3, "context": 0},
+    "short": {**PRESENT, "beam_width": 32, "action.middle": 0.7, "horizon": 5, "replan_every": 3},
+    "long": {**PRESENT, "beam_width": 32, "action.middle": 0.7, "horizon": 10, "replan_every": 3},
+    "long-wide": {**PRESENT, "beam_width": 32, "action.middle": 0.9, "horizon": 10, "replan_every": 3},
+    "long-free": {**PRESENT, "beam_width": 32, "action.nucleus": 0.9, "horizon": 10, "replan_every": 3},
+    "short-often": {**PRESENT, "beam_width": 32, "action.middle": 0.9, "horizon": 5},
+    "long-often": {**PRESENT, "beam_width": 16, "action.middle": 0.9, "horizon": 10},
+}
 
 
 @dataclass(frozen=True)
@@ -141,12 +133,12 @@ class Plan:
         out = self.played(task, method, seed, f"tuning-{search}" if tuning else "score")
         settings = {**SEARCHES[search], **({"horizon": 1, "replan_every": 1} if method == "greedy_q" else {})}
         flags = [word for key, value in settings.items() for word in (f"--search.{key}", json.dumps(value))]
-        guide = [] if method == "tt" else ["--q", self.baseline(task, "iql"), "--training_seed", seed]
+        guide = [] if method == "tt" else ["--q", self.baseline(task, GUIDE), "--training_seed", seed]
         episodes, first = self.options.episodes, SCORE_SEED
         if tuning:
             episodes, first = self.options.tuning_episodes, TUNING_SEED
         words = self._evaluate(run.parent, out, episodes, first, "--plan", "return", *guide, *self.search_flags, *flags)
-        return Job("play", out, words, (run,) if method == "tt" else (run, self.trained("iql")))
+        return Job("play", out, words, (run,) if method == "tt" else (run, self.trained(GUIDE)))
 
     def _evaluate(self, run: Path, out: Path, episodes: int, seed: int, *more: object) -> tuple[str, ...]:
         words = ("--episodes", episodes, "--num_envs", min(episodes, self.options.num_envs), "--seed", seed)
@@ -159,13 +151,13 @@ class Plan:
         options, found = self.options, [self.collect(task) for task in self.options.tasks]
         planners = [method for method in options.methods if method in PLANNERS]
         needed = [method for method in BASELINES if method in options.methods]
-        if {"greedy_q", "tt_q"} & set(planners) and "iql" not in needed:
-            needed.append("iql")
-        found += [self.train_baseline("iql")] if "iql" in needed else []
+        if {"greedy_q", "tt_q"} & set(planners) and GUIDE not in needed:
+            needed.append(GUIDE)
+        found += [self.train_baseline(GUIDE)] if GUIDE in needed else []
         # By seed first: the searches are compared with the models of the first seed.
         for seed in range(options.seeds) if planners else ():
             found += [self.train(task, seed) for task in options.tasks]
-        found += [self.train_baseline(each) for each in needed if each != "iql"]
+        found += [self.train_baseline(each) for each in needed if each != GUIDE]
         return found
 
     def tunings(self) -> list[Job]:
@@ -231,18 +223,14 @@ def write(
     print(f"wrote {path}", flush=True)
 
 
-def write_scores(plan: Plan, search: str) -> None:
-    """Write every cell that is complete, and the table."""
-    options = plan.options
-    metrics: dict[str, float] = {}
-    for method in options.methods:
-        by_task: list[list[float]] = []
-        for task in options.tasks:
+def write_cells(plan: Plan, search: str) -> None:
+    """Write every cell that is complete."""
+    for method in plan.options.methods:
+        for task in plan.options.tasks:
             percent = plan.percent(task, method)
             if percent is None:
                 continue
             first = plan.played(task, method, None if method in BASELINES else 0)
-            own = summary("success_percent", percent)
             settings = {"search": search, **SEARCHES[search]} if method in PLANNERS else {}
             details: dict[str, object] = {
                 "settings": {"task": task, "method": method, **settings},
@@ -250,17 +238,31 @@ def write_scores(plan: Plan, search: str) -> None:
                 "data": json.loads(plan.facts(task).read_text()),
                 "first_command": json.loads(first.read_text())["command"],
             }
-            write(plan, f"{task}_{method}.json", own, details, SCORE_SEED, options.episodes)
-            metrics[f"{task}_{method}"] = own["success_percent"]
-            metrics[f"{task}_{method}_stderr"] = own["success_percent_stderr"]
-            by_task.append([float(np.mean(each)) for each in percent])
-        if by_task:
+            metrics = summary("success_percent", percent)
+            write(plan, f"{task}_{method}.json", metrics, details, SCORE_SEED, plan.options.episodes)
+
+
+def write_table(plan: Plan) -> None:
+    """Write the table of all cells in the folder of results, also those of earlier commands.
+
+    A method has an average if it has all tasks, with as many training seeds and the same settings in each.
+    """
+    metrics: dict[str, float] = {}
+    for method in METHODS:
+        paths = {task: plan.options.out / f"{task}_{method}.json" for task in TASKS}
+        cells = {task: json.loads(path.read_text()) for task, path in paths.items() if path.exists()}
+        for task, cell in cells.items():
+            metrics[f"{task}_{method}"] = cell["metrics"]["success_percent"]
+            metrics[f"{task}_{method}_stderr"] = cell["metrics"]["success_percent_stderr"]
+        by_task = [[float(np.mean(each)) for each in cell["successes"]] for cell in cells.values()]
+        settings = [{**cell["settings"], "task": None} for cell in cells.values()]
+        same = all(own == settings[0] for own in settings) and len({len(each) for each in by_task}) == 1
+        if len(cells) == len(TASKS) and same:
             metrics |= summarize(f"{method}_average", np.mean(by_task, axis=0).tolist())
-            metrics[f"{method}_tasks"] = len(by_task)
-    write(plan, "table.json", metrics, {"tasks": options.tasks, "search": search}, SCORE_SEED, options.episodes)
-    for method in options.methods:
-        if f"{method}_average" in metrics:
-            print(f"{method}: {metrics[f'{method}_average']:.1f} over {metrics[f'{method}_tasks']:.0f} tasks")
+            print(f"{method}: {metrics[f'{method}_average']:.1f} % of episodes reach the goal")
+        elif cells:
+            print(f"{method}: {len(cells)} of {len(TASKS)} tasks{'' if same else ', with different settings'}")
+    write(plan, "table.json", metrics, {"tasks": TASKS}, SCORE_SEED, plan.options.episodes)
 
 
 def parse(arguments: Sequence[str] | None) -> Plan:
@@ -273,7 +275,7 @@ def parse(arguments: Sequence[str] | None) -> Plan:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
     parser.add_argument(
-        "--searches", nargs="+", choices=tuple(SEARCHES), default=["default"], help="several are compared first"
+        "--searches", nargs="+", choices=tuple(SEARCHES), default=["long-wide"], help="several are compared first"
     )
     parser.add_argument("--seeds", type=int, default=3, help="number of training seeds")
     parser.add_argument("--episodes", type=int, default=100, help="episodes of a score, per training seed")
@@ -310,7 +312,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complete, search = True, choose_search(plan)
     if complete:
         complete = queue.run([*plan.trainings(), *plan.scores(search)])
-        write_scores(plan, search)
+        write_cells(plan, search)
+        write_table(plan)
     if not complete:
         print("out of time; run the same command to continue", flush=True)
         return MORE_TO_DO

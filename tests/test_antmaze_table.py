@@ -37,13 +37,13 @@ def played(path: Path, returns: list[float]) -> None:
 
 
 def test_every_command_parses_and_every_input_is_made_by_a_job(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, "--searches", "default", "free", "--train.steps", 5, "--search.context", 2)
-    jobs = [*plan.trainings(), *plan.tunings(), *plan.scores("free")]
+    plan = make_plan(tmp_path, "--searches", "short", "long-free", "--train.steps", 5, "--search.expansion", 3)
+    jobs = [*plan.trainings(), *plan.tunings(), *plan.scores("long-free")]
     made = {job.out for job in jobs} | {plan.data(task) for task in SCRIPT["TASKS"]}
     assert all(path in made for job in jobs for path in job.needs)
     assert len({job.out for job in jobs}) == len(jobs)
-    # Five datasets with three models each; four baselines; two searches; four baselines and three planners played.
-    assert len(jobs) == 5 + 5 * 3 + 4 + 5 * 2 + 5 * (4 + 3 * 3)
+    # Five datasets with three models each; five baselines; two searches; five baselines and three planners played.
+    assert len(jobs) == 5 + 5 * 3 + 5 + 5 * 2 + 5 * (5 + 3 * 3)
     for job in jobs:
         for words in (job.command, job.resume):
             if "trajectory_transformer" in words:
@@ -55,16 +55,16 @@ def test_what_searches_are_compared_with_is_trained_first(tmp_path: Path) -> Non
     plan = make_plan(tmp_path)
     trained = [job.out for job in plan.trainings() if job.kind == "train"]
     first = [plan.model(task, 0) for task in SCRIPT["TASKS"]]
-    assert trained[:6] == [plan.trained("iql"), *first]
+    assert trained[:6] == [plan.trained("iql_wide"), *first]
 
 
 def test_planners_differ_in_q_and_horizon_and_tuning_has_seeds_of_its_own(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     words = {method: " ".join(plan.play("umaze", method, 2, "long").command) for method in SCRIPT["PLANNERS"]}
-    q = f"--q {plan.options.work / 'runs' / 'umaze_iql'} --training_seed 2"
+    q = f"--q {plan.options.work / 'runs' / 'umaze_iql_wide'} --training_seed 2"
     assert [q in words[method] for method in ("greedy_q", "tt", "tt_q")] == [True, False, True]
     assert "--search.horizon 1 " in words["greedy_q"] and "--search.horizon 10 " in words["tt_q"]
-    waits = [plan.trained("iql") in plan.play("umaze", method, 2, "long").needs for method in SCRIPT["PLANNERS"]]
+    waits = [plan.trained("iql_wide") in plan.play("umaze", method, 2, "long").needs for method in SCRIPT["PLANNERS"]]
     assert waits == [True, False, True]
     tuning = " ".join(plan.play("umaze", "tt_q", 0, "long", tuning=True).command)
     assert "--seed 5000000" in tuning and "--seed 7000000" in words["tt_q"]
@@ -73,7 +73,11 @@ def test_planners_differ_in_q_and_horizon_and_tuning_has_seeds_of_its_own(tmp_pa
 def test_a_baseline_trains_on_all_tasks_with_the_settings_given(tmp_path: Path) -> None:
     given = json.dumps({"cql": {"conservative_weight": 5.0}})
     plan = make_plan(tmp_path, "--tasks", "umaze", "large-play", "--baseline_steps", 7, "--settings", given)
-    for method, preset, own in (("iql", "iql-antmaze", {}), ("cql", "cql", {"conservative_weight": 5.0})):
+    for method, preset, own in (
+        ("iql", "iql-antmaze", {}),
+        ("iql_wide", "iql-antmaze-wide", {}),
+        ("cql", "cql", {"conservative_weight": 5.0}),
+    ):
         job = plan.train_baseline(method)
         words = job.command
         assert preset in words and " --tasks umaze large-play --seeds 3 " in " ".join(words)
@@ -81,75 +85,82 @@ def test_a_baseline_trains_on_all_tasks_with_the_settings_given(tmp_path: Path) 
         assert {plan.data("umaze"), plan.data("large-play")} <= set(job.needs)
 
 
-def test_searches_differ_in_how_actions_are_sampled_and_in_the_horizon(tmp_path: Path) -> None:
+def test_searches_differ_in_how_actions_are_sampled_in_the_horizon_and_in_what_is_seen(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
-    median, loose, free = Sampler(middle=0.4), Sampler(middle=0.7), Sampler(nucleus=0.9)
+    middle, wide, free = Sampler(middle=0.7), Sampler(middle=0.9), Sampler(nucleus=0.9)
     for name, expected, horizon in (
-        ("default", median, 5),
-        ("long", median, 10),
-        ("loose", loose, 5),
-        ("loose-long", loose, 10),
-        ("free", free, 5),
-        ("free-long", free, 10),
-        ("free-short", free, 3),
-        ("loose-far", loose, 15),
-        ("free-far", free, 15),
-        ("sampled-far", loose, 15),
-        ("drawn", median, 5),
-        ("loose-drawn", loose, 5),
-        ("loose-far-drawn", loose, 15),
-        ("sampled-far-drawn", loose, 15),
+        ("past", middle, 10),
+        ("likely", middle, 10),
+        ("short", middle, 5),
+        ("long", middle, 10),
+        ("long-wide", wide, 10),
+        ("long-free", free, 10),
+        ("short-often", wide, 5),
+        ("long-often", wide, 10),
     ):
         words = plan.play("umaze", "tt_q", 0, name).command
         _, *flags = words[words.index("trajectory_transformer") + 1 :]
         chosen: Any = parse("evaluate", COMMANDS["evaluate"], flags)
         assert (chosen.search.action, chosen.search.horizon) == (expected, horizon)
-        assert chosen.search.replan_every == (3 if "far" in name else 1)
-        assert chosen.search.observation == Sampler(top_k=None if "drawn" in name else 1)
+        assert chosen.search.replan_every == (1 if "often" in name else 3)
+        assert chosen.search.observation == Sampler(top_k=1 if name == "likely" else None)
+        assert chosen.search.context == (4 if name == "past" else 0)
         words = plan.play("umaze", "greedy_q", 0, name).command
         _, *flags = words[words.index("trajectory_transformer") + 1 :]
         greedy: Any = parse("evaluate", COMMANDS["evaluate"], flags)
-        assert (greedy.search.action, greedy.search.horizon) == (expected, 1)
+        assert (greedy.search.action, greedy.search.horizon, greedy.search.replan_every) == (expected, 1, 1)
 
 
 def test_the_search_with_the_best_mean_over_tasks_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["antmaze.py"])
-    plan = make_plan(tmp_path, "--tasks", "umaze", "large-play", "--searches", "default", "free", "long")
-    for name, returns in (("default", ([1, 1], [0, 0])), ("free", ([1, 0], [1, 1])), ("long", ([0, 1], [0, 1]))):
+    plan = make_plan(tmp_path, "--tasks", "umaze", "large-play", "--searches", "short", "long-free", "long")
+    for name, returns in (("short", ([1, 1], [0, 0])), ("long-free", ([1, 0], [1, 1])), ("long", ([0, 1], [0, 1]))):
         for task, own in zip(("umaze", "large-play"), returns, strict=True):
             played(plan.played(task, "tt_q", 0, f"tuning-{name}"), [float(value) for value in own])
-    assert SCRIPT["choose_search"](plan) == "free"
+    assert SCRIPT["choose_search"](plan) == "long-free"
     stored = json.loads((tmp_path / "out" / "tuning.json").read_text())
-    assert (stored["metrics"]["free_average"], stored["metrics"]["umaze_free"]) == (75.0, 50.0)
+    assert (stored["metrics"]["long-free_average"], stored["metrics"]["umaze_long-free"]) == (75.0, 50.0)
     assert make_plan(tmp_path, "--searches", "long").tunings() == []
 
 
 def test_the_table_holds_percent_of_episodes_by_task_and_method(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["antmaze.py"])
-    methods, tasks = ("iql", "tt_q"), ("umaze", "medium-play")
-    plan = make_plan(tmp_path, "--tasks", *tasks, "--methods", *methods, "--seeds", 2, "--episodes", 2)
-    for task in tasks:
-        plan.facts(task).parent.mkdir(parents=True, exist_ok=True)
-        plan.facts(task).write_text("{}")
-        played(plan.played(task, "iql"), [1.0, 0.0, 0.0, 0.0])  # seed 0, then seed 1
-    played(plan.played("umaze", "tt_q", 0), [1.0, 1.0])
-    SCRIPT["write_scores"](plan, "default")  # tt_q is not complete
-    assert "tt_q_average" not in json.loads((tmp_path / "out" / "table.json").read_text())["metrics"]
-    for task, seed, returns in (
-        ("umaze", 1, [1.0, 0.0]),
-        ("medium-play", 0, [0.0, 0.0]),
-        ("medium-play", 1, [0.0, 1.0]),
-    ):
-        played(plan.played(task, "tt_q", seed), returns)
-    SCRIPT["write_scores"](plan, "default")
-    metrics = json.loads((tmp_path / "out" / "table.json").read_text())["metrics"]
-    assert (metrics["umaze_iql"], metrics["umaze_tt_q"], metrics["medium-play_tt_q"]) == (25.0, 75.0, 25.0)
-    assert (metrics["iql_average"], metrics["tt_q_average"]) == (25.0, 50.0)
-    assert metrics["umaze_iql_stderr"] == pytest.approx(25.0)  # 50 and 0
+
+    def write(search: str, tasks: dict[str, dict[str, list[list[float]]]]) -> Any:
+        """The table after a command that played these tasks, in a work folder of its own."""
+        words = ("--work", tmp_path / "-".join(tasks), "--methods", "iql", "tt_q", "--seeds", 2, "--episodes", 2)
+        plan = make_plan(tmp_path, *words, "--tasks", *tasks)
+        for task, of_method in tasks.items():
+            plan.facts(task).parent.mkdir(parents=True, exist_ok=True)
+            plan.facts(task).write_text("{}")
+            for method, returns in of_method.items():
+                if method == "iql":
+                    played(plan.played(task, method), [value for own in returns for value in own])
+                else:
+                    for seed, own in enumerate(returns):
+                        played(plan.played(task, method, seed), own)
+        SCRIPT["write_cells"](plan, search)
+        SCRIPT["write_table"](plan)
+        return json.loads((tmp_path / "out" / "table.json").read_text())["metrics"]
+
+    one_of_four, three_of_four = [[1.0, 0.0], [0.0, 0.0]], [[1.0, 1.0], [1.0, 0.0]]
+    write("long", {"umaze": {"iql": one_of_four, "tt_q": three_of_four[:1]}})  # tt_q lacks a seed
+    assert not (tmp_path / "out" / "umaze_tt_q.json").exists()
+    others = ("medium-play", "medium-diverse", "large-play", "large-diverse")
+    first = write("long", {"umaze": {"iql": one_of_four, "tt_q": three_of_four}})
+    assert (first["umaze_iql"], first["umaze_tt_q"]) == (25.0, 75.0)
+    assert first["umaze_iql_stderr"] == pytest.approx(25.0)  # 50 and 0
+    assert "tt_q_average" not in first and "tt_q: 1 of 5 tasks\n" in capsys.readouterr().out
     cell = json.loads((tmp_path / "out" / "umaze_tt_q.json").read_text())
     assert cell["successes"] == [[100.0, 100.0], [100.0, 0.0]] and cell["metrics"]["success_percent_episodes"] == 4
+    mixed = write("short", {task: {"iql": three_of_four, "tt_q": one_of_four} for task in others})
+    assert mixed["umaze_tt_q"] == 75.0 and mixed["iql_average"] == 65.0  # of the first command, and of both
+    assert "tt_q_average" not in mixed and "tt_q: 5 of 5 tasks, with different settings" in capsys.readouterr().out
+    table = write("long", {task: {"tt_q": one_of_four} for task in others})
+    assert (table["tt_q_average"], table["tt_q_average_stderr"]) == (35.0, 25.0)  # 60 and 10 by training seed
+    assert table["iql_average"] == 65.0
 
 
 def test_learners_of_several_mazes_are_those_of_each_maze_alone(
