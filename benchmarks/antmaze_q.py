@@ -6,7 +6,11 @@ A search compares candidates by Q some steps ahead. Here parts of recorded episo
 two that begin about equally far from the goal, one that leads towards it and one that leads away, Q should rise more in
 the first. The share of such pairs for which it does is 0.5 by chance, and 1 is best. RUN is a folder of `tt baseline`;
 the distance is that of the shortest path, in cells. With `--discretizer`, Q reads the last state and action from their
-bins, as it does in a search. Writes <out>.
+bins, as it does in a search.
+
+At the goal Q should fall with the distance on all sides, else plans pass the goal: `<run>_at_goal` is the rank
+correlation between Q and nearness over places in the goal's cell, in the mean over recorded states that are moved
+there. 1 is best; places at the goal do not count. Writes <out>.
 """
 
 import argparse
@@ -24,11 +28,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from trajectory_transformer import Baseline
 from trajectory_transformer.config import TokenConfig, require
 from trajectory_transformer.data.episode import Dataset, DoubleArray, FloatArray, load_npz
-from trajectory_transformer.envs.ant_maze import AntMaze
-from trajectory_transformer.results import write_result
+from trajectory_transformer.envs.ant_maze import GOAL_RADIUS, AntMaze
+from trajectory_transformer.results import summarize, write_result
+from trajectory_transformer.search.objectives import QFunction
 from trajectory_transformer.tokens.tokenizer import Tokenizer
 
 MIN_PROGRESS = 0.05  # cells; parts of episodes that hardly move are left out
+AROUND = 0.3  # how far from the goal places lie, per axis, as a share of a cell's width: away from walls
+STATES_AT_GOAL = 300  # that are moved to all places
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,41 @@ def ranked_right(rise: DoubleArray, parts: Parts, near: float, far: float) -> fl
     return float(below.sum() / (len(towards) * len(away)))
 
 
+def ranked_at_goal(q: QFunction, dataset: Dataset, maze: AntMaze, seed: int) -> list[float]:
+    """Rank correlation between Q and nearness to the goal over places around it, for recorded states moved there.
+
+    The states are random ones from the goal's cell, with the actions that followed them.
+    """
+    here = [
+        (state, action)
+        for episode in dataset
+        for state, action in zip(episode.observations, episode.actions, strict=False)
+        if maze.cell_at(*state[:2].tolist()) == maze.goal_cell
+    ]
+    require(len(here) > 0, "the dataset must have states in the cell of the goal", "none")
+    chosen = np.random.default_rng(seed).choice(len(here), min(STATES_AT_GOAL, len(here)), replace=False)
+    steps = np.linspace(-AROUND, AROUND, 11) * maze.cell_width
+    offsets = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
+    offsets = offsets[np.hypot(*offsets.T) > GOAL_RADIUS]
+    found = []
+    for index in chosen:
+        state, action = here[index]
+        states, actions = (np.repeat(each[None], len(offsets), axis=0) for each in (state, action))
+        states[:, :2] = offsets + maze.goal
+        values = q(torch.from_numpy(states), torch.from_numpy(actions)).numpy()
+        found.append(rank_correlation(values, -np.hypot(*offsets.T)))
+    return found
+
+
+def rank_correlation(one: FloatArray, other: FloatArray) -> float:
+    """Spearman's correlation; equal values share their mean rank."""
+    ranks = []
+    for values in (one, other):
+        _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[group])
+    return 0.0 if min(np.ptp(each) for each in ranks) == 0 else float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -124,6 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             }
             print(f"{name}, {horizon} steps: " + " ".join(f"{value:.3f}" for value in found.values()), flush=True)
             metrics |= {key: value for key, value in found.items() if not np.isnan(value)}
+    for name, q in functions.items():
+        metrics |= summarize(f"{name}_at_goal", ranked_at_goal(q, dataset, maze, seed=0))
+        print(f"{name}, at the goal: {metrics[f'{name}_at_goal']:.2f}", flush=True)
     write_result(
         options.out,
         name="antmaze q",

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from trajectory_transformer import train_baseline
 from trajectory_transformer.data.episode import Dataset, Episode, save_npz
@@ -79,6 +80,32 @@ def test_the_share_of_pairs_is_that_of_all_pairs() -> None:
     assert np.isnan(SCRIPT["ranked_right"](rise, parts, 5.0, 6.0))
 
 
+def test_q_is_ranked_by_the_distance_on_all_sides_of_the_goal(maze: Any) -> None:
+    data = Dataset((walk(maze, 60, np.random.default_rng(0)),))
+    goal = torch.tensor(maze.goal)
+    asked = []
+
+    def near(states: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        asked.append((states, actions))
+        return -torch.hypot(states[:, 0] - goal[0], states[:, 1] - goal[1])
+
+    def along_x(states: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        return states[:, 0]
+
+    assert SCRIPT["ranked_at_goal"](near, data, maze, 0) == pytest.approx([1.0] * len(asked), abs=0.01)
+    offsets = asked[0][0][:, :2] - goal
+    assert offsets.abs().max() == pytest.approx(1.2) and offsets.norm(dim=1).min() > 0.45
+    states = {(tuple(state.tolist()), tuple(action.tolist())) for state, action in ((s[0, 2:], a[0]) for s, a in asked)}
+    steps = data.episodes[0]
+    known = {
+        (tuple(s[2:].tolist()), tuple(a.tolist())) for s, a in zip(steps.observations, steps.actions, strict=False)
+    }
+    assert len(states) == len(asked) and states <= known
+    assert np.mean(SCRIPT["ranked_at_goal"](along_x, data, maze, 0)) == pytest.approx(0.0, abs=0.05)
+    assert SCRIPT["rank_correlation"](np.zeros(4), np.arange(4.0)) == 0.0
+    assert SCRIPT["rank_correlation"](np.array([1.0, 1, 2, 3]), np.arange(4.0)) == pytest.approx(4.5 / 22.5**0.5)
+
+
 def test_runs_are_measured_at_every_horizon(tmp_path: Path, maze: Any) -> None:
     rng = np.random.default_rng(0)
     there = [walk(maze, 60, rng) for _ in range(3)]
@@ -90,13 +117,14 @@ def test_runs_are_measured_at_every_horizon(tmp_path: Path, maze: Any) -> None:
     words = [tmp_path / "iql", "--dataset", tmp_path / "data.npz", "--horizons", 2, 6, "--bounds", 0, 2, 6]
     assert SCRIPT["main"]([str(word) for word in (*words, "--parts", 300, "--out", tmp_path / "q.json")]) == 0
     metrics = json.loads((tmp_path / "q.json").read_text())["metrics"]
-    assert set(metrics) == {f"iql_{horizon}_{cells}" for horizon in (2, 6) for cells in ("0-2", "2-6")}
+    at_goal = {"iql_at_goal", "iql_at_goal_stderr", "iql_at_goal_n"}
+    assert set(metrics) == {f"iql_{horizon}_{cells}" for horizon in (2, 6) for cells in ("0-2", "2-6")} | at_goal
     coarse = (*words, "--parts", 300, "--discretizer", "quantile", "--num_bins", 2, "--out", tmp_path / "coarse.json")
     assert SCRIPT["main"]([str(word) for word in coarse]) == 0
     stored = json.loads((tmp_path / "coarse.json").read_text())
     assert stored["discretizer"] == "quantile" and stored["num_bins"] == 2
     assert set(stored["metrics"]) == set(metrics) and stored["metrics"] != metrics
-    assert all(0.0 <= value <= 1.0 for value in metrics.values())
+    assert all(0.0 <= value <= 1.0 for name, value in metrics.items() if name not in at_goal)
 
 
 def test_progress_is_the_way_towards_the_goal(tmp_path: Path, maze: Any, capsys: pytest.CaptureFixture[str]) -> None:
