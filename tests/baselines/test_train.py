@@ -15,7 +15,7 @@ from tests.baselines.conftest import SMALL, SMALL_OF
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineMetrics, brac, cql, train_baseline
 from trajectory_transformer.baselines.algorithm import Settings
 from trajectory_transformer.baselines.data import Learner
-from trajectory_transformer.baselines.networks import Group, cosine
+from trajectory_transformer.baselines.networks import Group, Network, cosine, init_networks, mlp
 from trajectory_transformer.baselines.presets import changed
 from trajectory_transformer.baselines.runs import make_trainer
 from trajectory_transformer.baselines.train import BaselineTrainer, draw
@@ -302,6 +302,16 @@ def test_layer_norm_is_that_of_torch_in_q_and_v_and_not_in_the_policy(tiny_datas
     torch.testing.assert_close(value_loss[0], (0.8 * (100.0 - value).square()).mean())
     assert torch.equal(baseline.algorithm.act(batch.observations), without.algorithm.act(batch.observations))
     assert not torch.allclose(without.algorithm.q_values(batch.observations, batch.actions)[0], smaller)
+
+
+def test_multiples_of_large_states_look_the_same_after_layer_norm_so_presets_standardise() -> None:
+    tensors = init_networks({"v": Network((6, 32, 32, 1))}, [0])
+    x = torch.randn(1, 8, 6, generator=torch.Generator().manual_seed(0))
+    near, far = (mlp(tensors, "v", size * x, layer_norm=True) for size in (1000.0, 2000.0))
+    torch.testing.assert_close(near, far, atol=2e-3, rtol=0)
+    assert (mlp(tensors, "v", x, layer_norm=True) - mlp(tensors, "v", 2 * x, layer_norm=True)).abs().max() > 0.02
+    normed = [each.settings for each in PRESETS.values() if getattr(each.settings, "layer_norm", False)]
+    assert normed and all(settings.states == "standard" for settings in normed)
 
 
 def test_behaviour_cloning_has_no_q_function(tiny_dataset: Dataset) -> None:

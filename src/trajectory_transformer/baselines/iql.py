@@ -31,7 +31,8 @@ class IQLSettings(Settings):
     target_rate: float = 0.005
     """Share of the distance that the target network moves in a step."""
     layer_norm: bool = False
-    """Normalise the hidden layers of Q and V. Not in the paper; keeps values from growing where data is rare."""
+    """Normalise the hidden layers of Q and V. Not in the paper; keeps values from growing where data is rare. Use it
+    with `states: standard`: large raw states that are multiples of each other look almost the same to Q and V."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their ranges."""
@@ -124,6 +125,14 @@ PRESETS = {
     # Ours, for plans by Q: accurate where data is rare, and over the hundreds of steps to a goal (docs/antmaze.md).
     "iql-antmaze-wide": Preset(
         IQL,
-        replace(_ANTMAZE, hidden=(512, 512, 512), layer_norm=True, discount=0.998, steps=300_000, tf32=True),
+        replace(
+            _ANTMAZE,
+            hidden=(512, 512, 512),
+            layer_norm=True,
+            states="standard",
+            discount=0.998,
+            steps=300_000,
+            tf32=True,
+        ),
     ),
 }
