@@ -42,18 +42,18 @@ GUIDE = "iql_wide"  # the baseline whose Q plans use
 BASELINES = {"bc": "bc", "dt": "dt", "cql": "cql", "iql": "iql-antmaze", GUIDE: "iql-antmaze-wide"}
 PLANNERS = ("greedy_q", "tt", "tt_q")
 METHODS = (*BASELINES, *PLANNERS)
-# Plans start from the current state alone: a model that sees the past continues in the direction of the past. States
-# are sampled: a bin is as wide as several steps, so the most likely position hardly changes.
-PRESENT: dict[str, object] = {"context": 0, "observation.top_k": None}
+# Actions around the median, with room to choose a direction. A plan is followed for three steps: a third of the cost.
+LIKELY: dict[str, object] = {"beam_width": 32, "action.middle": 0.7, "replan_every": 3}
+DRAWN: dict[str, object] = {**LIKELY, "observation.top_k": None}  # states are sampled too: a bin is wider than a step
 SEARCHES: dict[str, dict[str, object]] = {
-    "past": {"beam_width": 32, "action.middle": 0.7, "horizon": 10, "replan_every": 3, "observation.top_k": None},
-    "likely": {"beam_width": 32, "action.middle": 0.7, "horizon": 10, "replan_every": 3, "context": 0},
-    "short": {**PRESENT, "beam_width": 32, "action.middle": 0.7, "horizon": 5, "replan_every": 3},
-    "long": {**PRESENT, "beam_width": 32, "action.middle": 0.7, "horizon": 10, "replan_every": 3},
-    "long-wide": {**PRESENT, "beam_width": 32, "action.middle": 0.9, "horizon": 10, "replan_every": 3},
-    "long-free": {**PRESENT, "beam_width": 32, "action.nucleus": 0.9, "horizon": 10, "replan_every": 3},
-    "short-often": {**PRESENT, "beam_width": 32, "action.middle": 0.9, "horizon": 5},
-    "long-often": {**PRESENT, "beam_width": 16, "action.middle": 0.9, "horizon": 10},
+    "likely": LIKELY,
+    "likely-wide": {**LIKELY, "action.middle": 0.9},
+    "likely-far": {**LIKELY, "horizon": 10},
+    "likely-often": {**LIKELY, "replan_every": 1},
+    "likely-present": {**LIKELY, "context": 0},  # from the current state alone
+    "drawn": DRAWN,
+    "drawn-far": {**DRAWN, "horizon": 10},
+    "drawn-present": {**DRAWN, "action.middle": 0.9, "horizon": 10, "context": 0},
 }
 
 
@@ -275,7 +275,7 @@ def parse(arguments: Sequence[str] | None) -> Plan:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
     parser.add_argument(
-        "--searches", nargs="+", choices=tuple(SEARCHES), default=["long-wide"], help="several are compared first"
+        "--searches", nargs="+", choices=tuple(SEARCHES), default=["likely"], help="several are compared first"
     )
     parser.add_argument("--seeds", type=int, default=3, help="number of training seeds")
     parser.add_argument("--episodes", type=int, default=100, help="episodes of a score, per training seed")

@@ -37,8 +37,8 @@ def played(path: Path, returns: list[float]) -> None:
 
 
 def test_every_command_parses_and_every_input_is_made_by_a_job(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, "--searches", "short", "long-free", "--train.steps", 5, "--search.expansion", 3)
-    jobs = [*plan.trainings(), *plan.tunings(), *plan.scores("long-free")]
+    plan = make_plan(tmp_path, "--searches", "drawn", "likely-wide", "--train.steps", 5, "--search.expansion", 3)
+    jobs = [*plan.trainings(), *plan.tunings(), *plan.scores("likely-wide")]
     made = {job.out for job in jobs} | {plan.data(task) for task in SCRIPT["TASKS"]}
     assert all(path in made for job in jobs for path in job.needs)
     assert len({job.out for job in jobs}) == len(jobs)
@@ -60,13 +60,15 @@ def test_what_searches_are_compared_with_is_trained_first(tmp_path: Path) -> Non
 
 def test_planners_differ_in_q_and_horizon_and_tuning_has_seeds_of_its_own(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
-    words = {method: " ".join(plan.play("umaze", method, 2, "long").command) for method in SCRIPT["PLANNERS"]}
+    words = {method: " ".join(plan.play("umaze", method, 2, "likely-far").command) for method in SCRIPT["PLANNERS"]}
     q = f"--q {plan.options.work / 'runs' / 'umaze_iql_wide'} --training_seed 2"
     assert [q in words[method] for method in ("greedy_q", "tt", "tt_q")] == [True, False, True]
     assert "--search.horizon 1 " in words["greedy_q"] and "--search.horizon 10 " in words["tt_q"]
-    waits = [plan.trained("iql_wide") in plan.play("umaze", method, 2, "long").needs for method in SCRIPT["PLANNERS"]]
+    waits = [
+        plan.trained("iql_wide") in plan.play("umaze", method, 2, "likely-far").needs for method in SCRIPT["PLANNERS"]
+    ]
     assert waits == [True, False, True]
-    tuning = " ".join(plan.play("umaze", "tt_q", 0, "long", tuning=True).command)
+    tuning = " ".join(plan.play("umaze", "tt_q", 0, "likely-far", tuning=True).command)
     assert "--seed 5000000" in tuning and "--seed 7000000" in words["tt_q"]
 
 
@@ -87,24 +89,24 @@ def test_a_baseline_trains_on_all_tasks_with_the_settings_given(tmp_path: Path) 
 
 def test_searches_differ_in_how_actions_are_sampled_in_the_horizon_and_in_what_is_seen(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
-    middle, wide, free = Sampler(middle=0.7), Sampler(middle=0.9), Sampler(nucleus=0.9)
-    for name, expected, horizon in (
-        ("past", middle, 10),
-        ("likely", middle, 10),
-        ("short", middle, 5),
-        ("long", middle, 10),
-        ("long-wide", wide, 10),
-        ("long-free", free, 10),
-        ("short-often", wide, 5),
-        ("long-often", wide, 10),
+    for name, middle, horizon in (
+        ("likely", 0.7, 5),
+        ("likely-wide", 0.9, 5),
+        ("likely-far", 0.7, 10),
+        ("likely-often", 0.7, 5),
+        ("likely-present", 0.7, 5),
+        ("drawn", 0.7, 5),
+        ("drawn-far", 0.7, 10),
+        ("drawn-present", 0.9, 10),
     ):
+        expected = Sampler(middle=middle)
         words = plan.play("umaze", "tt_q", 0, name).command
         _, *flags = words[words.index("trajectory_transformer") + 1 :]
         chosen: Any = parse("evaluate", COMMANDS["evaluate"], flags)
         assert (chosen.search.action, chosen.search.horizon) == (expected, horizon)
         assert chosen.search.replan_every == (1 if "often" in name else 3)
-        assert chosen.search.observation == Sampler(top_k=1 if name == "likely" else None)
-        assert chosen.search.context == (4 if name == "past" else 0)
+        assert chosen.search.observation == Sampler(top_k=None if "drawn" in name else 1)
+        assert chosen.search.context == (0 if "present" in name else 4)
         words = plan.play("umaze", "greedy_q", 0, name).command
         _, *flags = words[words.index("trajectory_transformer") + 1 :]
         greedy: Any = parse("evaluate", COMMANDS["evaluate"], flags)
@@ -113,14 +115,14 @@ def test_searches_differ_in_how_actions_are_sampled_in_the_horizon_and_in_what_i
 
 def test_the_search_with_the_best_mean_over_tasks_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["antmaze.py"])
-    plan = make_plan(tmp_path, "--tasks", "umaze", "large-play", "--searches", "short", "long-free", "long")
-    for name, returns in (("short", ([1, 1], [0, 0])), ("long-free", ([1, 0], [1, 1])), ("long", ([0, 1], [0, 1]))):
+    plan = make_plan(tmp_path, "--tasks", "umaze", "large-play", "--searches", "drawn", "likely-wide", "likely")
+    for name, returns in (("drawn", ([1, 1], [0, 0])), ("likely-wide", ([1, 0], [1, 1])), ("likely", ([0, 1], [0, 1]))):
         for task, own in zip(("umaze", "large-play"), returns, strict=True):
             played(plan.played(task, "tt_q", 0, f"tuning-{name}"), [float(value) for value in own])
-    assert SCRIPT["choose_search"](plan) == "long-free"
+    assert SCRIPT["choose_search"](plan) == "likely-wide"
     stored = json.loads((tmp_path / "out" / "tuning.json").read_text())
-    assert (stored["metrics"]["long-free_average"], stored["metrics"]["umaze_long-free"]) == (75.0, 50.0)
-    assert make_plan(tmp_path, "--searches", "long").tunings() == []
+    assert (stored["metrics"]["likely-wide_average"], stored["metrics"]["umaze_likely-wide"]) == (75.0, 50.0)
+    assert make_plan(tmp_path, "--searches", "likely").tunings() == []
 
 
 def test_the_table_holds_percent_of_episodes_by_task_and_method(
@@ -146,19 +148,19 @@ def test_the_table_holds_percent_of_episodes_by_task_and_method(
         return json.loads((tmp_path / "out" / "table.json").read_text())["metrics"]
 
     one_of_four, three_of_four = [[1.0, 0.0], [0.0, 0.0]], [[1.0, 1.0], [1.0, 0.0]]
-    write("long", {"umaze": {"iql": one_of_four, "tt_q": three_of_four[:1]}})  # tt_q lacks a seed
+    write("likely", {"umaze": {"iql": one_of_four, "tt_q": three_of_four[:1]}})  # tt_q lacks a seed
     assert not (tmp_path / "out" / "umaze_tt_q.json").exists()
     others = ("medium-play", "medium-diverse", "large-play", "large-diverse")
-    first = write("long", {"umaze": {"iql": one_of_four, "tt_q": three_of_four}})
+    first = write("likely", {"umaze": {"iql": one_of_four, "tt_q": three_of_four}})
     assert (first["umaze_iql"], first["umaze_tt_q"]) == (25.0, 75.0)
     assert first["umaze_iql_stderr"] == pytest.approx(25.0)  # 50 and 0
     assert "tt_q_average" not in first and "tt_q: 1 of 5 tasks\n" in capsys.readouterr().out
     cell = json.loads((tmp_path / "out" / "umaze_tt_q.json").read_text())
     assert cell["successes"] == [[100.0, 100.0], [100.0, 0.0]] and cell["metrics"]["success_percent_episodes"] == 4
-    mixed = write("short", {task: {"iql": three_of_four, "tt_q": one_of_four} for task in others})
+    mixed = write("drawn", {task: {"iql": three_of_four, "tt_q": one_of_four} for task in others})
     assert mixed["umaze_tt_q"] == 75.0 and mixed["iql_average"] == 65.0  # of the first command, and of both
     assert "tt_q_average" not in mixed and "tt_q: 5 of 5 tasks, with different settings" in capsys.readouterr().out
-    table = write("long", {task: {"tt_q": one_of_four} for task in others})
+    table = write("likely", {task: {"tt_q": one_of_four} for task in others})
     assert (table["tt_q_average"], table["tt_q_average_stderr"]) == (35.0, 25.0)  # 60 and 10 by training seed
     assert table["iql_average"] == 65.0
 
