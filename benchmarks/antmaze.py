@@ -109,13 +109,24 @@ class Plan:
             out.with_name("run.json"),
         )
 
+    def changed(self, method: str) -> dict[str, object]:
+        """What the options change in the preset of a baseline."""
+        steps = {"steps": self.options.baseline_steps} if self.options.baseline_steps else {}
+        return {**self.options.settings.get(method, {}), **steps}
+
+    def settings(self, method: str, search: str) -> dict[str, object]:
+        """What a method is measured with, in all tasks."""
+        if method in BASELINES:
+            return {"preset": BASELINES[method], **self.changed(method)}
+        flags = {"train_flags": list(self.train_flags), "search_flags": list(self.search_flags)}
+        guide = {} if method == "tt" else {"q": self.settings(GUIDE, search)}
+        return {"search": search, **SEARCHES[search], **flags, **guide}
+
     def train_baseline(self, method: str) -> Job:
         """Train a baseline on all tasks, with all seeds, at once."""
         options, out, tasks = self.options, self.trained(method), self.options.tasks
         script, data = Path(__file__).with_name("antmaze_baselines.py"), [self.data(task) for task in tasks]
-        settings = dict(options.settings.get(method, {}))
-        if options.baseline_steps:
-            settings["steps"] = options.baseline_steps
+        settings = self.changed(method)
         words: list[object] = ["--method", method, "--datasets", data[0].parent, "--runs", out.parents[1]]
         words += ["--tasks", *tasks, "--seeds", options.seeds, "--device", options.device]
         words += ["--settings", json.dumps(settings)] if settings else []
@@ -231,9 +242,10 @@ def write_cells(plan: Plan, search: str) -> None:
             if percent is None:
                 continue
             first = plan.played(task, method, None if method in BASELINES else 0)
-            settings = {"search": search, **SEARCHES[search]} if method in PLANNERS else {}
             details: dict[str, object] = {
-                "settings": {"task": task, "method": method, **settings},
+                "task": task,
+                "method": method,
+                "settings": plan.settings(method, search),
                 "successes": percent,
                 "data": json.loads(plan.facts(task).read_text()),
                 "first_command": json.loads(first.read_text())["command"],
@@ -255,8 +267,8 @@ def write_table(plan: Plan) -> None:
             metrics[f"{task}_{method}"] = cell["metrics"]["success_percent"]
             metrics[f"{task}_{method}_stderr"] = cell["metrics"]["success_percent_stderr"]
         by_task = [[float(np.mean(each)) for each in cell["successes"]] for cell in cells.values()]
-        settings = [{**cell["settings"], "task": None} for cell in cells.values()]
-        same = all(own == settings[0] for own in settings) and len({len(each) for each in by_task}) == 1
+        measured_with = [(cell["settings"], len(cell["successes"])) for cell in cells.values()]
+        same = all(own == measured_with[0] for own in measured_with)
         if len(cells) == len(TASKS) and same:
             metrics |= summarize(f"{method}_average", np.mean(by_task, axis=0).tolist())
             print(f"{method}: {metrics[f'{method}_average']:.1f} % of episodes reach the goal")

@@ -130,10 +130,10 @@ def test_the_table_holds_percent_of_episodes_by_task_and_method(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["antmaze.py"])
 
-    def write(search: str, tasks: dict[str, dict[str, list[list[float]]]]) -> Any:
+    def write(search: str, tasks: dict[str, dict[str, list[list[float]]]], *more: object) -> Any:
         """The table after a command that played these tasks, in a work folder of its own."""
         words = ("--work", tmp_path / "-".join(tasks), "--methods", "iql", "tt_q", "--seeds", 2, "--episodes", 2)
-        plan = make_plan(tmp_path, *words, "--tasks", *tasks)
+        plan = make_plan(tmp_path, *words, "--tasks", *tasks, *more)
         for task, of_method in tasks.items():
             plan.facts(task).parent.mkdir(parents=True, exist_ok=True)
             plan.facts(task).write_text("{}")
@@ -163,6 +163,12 @@ def test_the_table_holds_percent_of_episodes_by_task_and_method(
     table = write("likely", {task: {"tt_q": one_of_four} for task in others})
     assert (table["tt_q_average"], table["tt_q_average_stderr"]) == (35.0, 25.0)  # 60 and 10 by training seed
     assert table["iql_average"] == 65.0
+    longer = write("likely", {"umaze": {"iql": one_of_four, "tt_q": three_of_four}}, "--baseline_steps", 9)
+    assert not {"iql_average", "tt_q_average"} & set(longer) and longer["umaze_tt_q"] == 75.0  # of another Q function
+    cell = json.loads((tmp_path / "out" / "umaze_tt_q.json").read_text())
+    assert (cell["task"], cell["method"], cell["settings"]["replan_every"]) == ("umaze", "tt_q", 3)
+    assert cell["settings"]["q"] == {"preset": "iql-antmaze-wide", "steps": 9}
+    assert json.loads((tmp_path / "out" / "umaze_iql.json").read_text())["settings"]["preset"] == "iql-antmaze"
 
 
 def test_learners_of_several_mazes_are_those_of_each_maze_alone(
