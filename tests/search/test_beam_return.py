@@ -1,6 +1,9 @@
 """Beam search for return: on small tasks with a known optimum, decoder against decoder, and what objectives see."""
 
+import copy
+import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -245,19 +248,30 @@ def test_naive_and_cached_return_the_same_tokens(name: str, window: int, horizon
         values = torch.randn(layout.size, 7, generator=rng)
         action, observation = Sampler(nucleus=0.4, temperature=0.8), Sampler(temperature=0.8)
         config = SearchConfig(beam_width=5, horizon=horizon, action=action, observation=observation)
-        plans = [
-            beam_search(
-                decoder,
-                prompt,
-                objective,
-                bins=Bins(layout, values),
-                config=config,
-                noise=Noise(torch.arange(8)),
-            )
-            for decoder in (NaiveDecoder(gpt), CachedDecoder(gpt))
-        ]
-        assert torch.equal(plans[0].tokens, plans[1].tokens), seed
-        torch.testing.assert_close(plans[0].scores, plans[1].scores, atol=1e-4, rtol=1e-4)
+        search: Callable[[Decoder], Plan] = functools.partial(
+            beam_search,
+            prompt=prompt,
+            objective=objective,
+            bins=Bins(layout, values),
+            config=config,
+            noise=Noise(torch.arange(8)),
+        )
+        naive, cached = search(NaiveDecoder(gpt)), search(CachedDecoder(gpt))
+        same = (naive.tokens == cached.tokens).all(dim=(1, 2))
+        torch.testing.assert_close(naive.scores[same], cached.scores[same], atol=1e-4, rtol=1e-4)
+        if not same.all():
+            # Equal scores, for example of candidates that have ended, are ordered by rounding errors.
+            nudged = torch.stack([search(NaiveDecoder(nudge(gpt, each))).tokens for each in range(5)])
+            assert (nudged != naive.tokens).any(dim=(0, 2, 3))[~same].all(), seed
+
+
+def nudge(gpt: GPT, seed: int) -> GPT:
+    """The same model with weights that differ by rounding errors."""
+    other, rng = copy.deepcopy(gpt), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.0 + 1e-6 * torch.randn(parameter.shape, generator=rng))
+    return other
 
 
 def test_a_plan_does_not_depend_on_other_environments() -> None:
