@@ -23,6 +23,17 @@ SETTINGS += ["--model.dropout", "0", "--tokens.num_bins", "8", "--train.batch_si
 SETTINGS += ["--train.steps", "40"]
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def in_two_processes(*words: str) -> str:
+    """Run a command in two processes of one thread each; returns what it prints."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*TORCHRUN, *words], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def metrics_of(run: Path) -> list[dict[str, float]]:
     """All metrics of a run except its speed."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -33,14 +44,10 @@ def test_two_processes_give_the_metrics_and_weights_of_one(tiny_dataset: Dataset
     save_npz(tiny_dataset, tmp_path / "data.npz")
     words = ["train", str(tmp_path / "data.npz"), *SETTINGS]
     assert main([*words, "--out", str(tmp_path / "one")]) == 0
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    two = [*torchrun, "-m", "trajectory_transformer", *words, "--out", str(tmp_path / "two")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(two, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    printed = in_two_processes("-m", "trajectory_transformer", *words, "--out", str(tmp_path / "two"))
 
-    assert "(2 processes, cpu)" in done.stdout
-    assert done.stdout.count("wrote ") == 1  # only the first process prints
+    assert "(2 processes, cpu)" in printed
+    assert printed.count("wrote ") == 1  # only the first process prints
     one, both = metrics_of(tmp_path / "one"), metrics_of(tmp_path / "two")
     assert len(one) == len(both) == 40
     for alone, together in zip(one, both, strict=True):
@@ -48,6 +55,31 @@ def test_two_processes_give_the_metrics_and_weights_of_one(tiny_dataset: Dataset
     weights, others = (load_file(tmp_path / name / "weights.safetensors") for name in ("one", "two"))
     for name, value in weights.items():
         torch.testing.assert_close(others[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads listed in /proc")
+def test_no_thread_of_the_process_group_outlives_it(tmp_path: Path) -> None:
+    """A thread that still runs while Python exits can abort a process that has done its work."""
+    script = tmp_path / "steps.py"
+    script.write_text(
+        """
+from pathlib import Path
+import torch
+from trajectory_transformer.gpu.backends import joined_world
+
+def threads():
+    return sorted(task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir())
+
+with joined_world(torch.device("cpu")) as (world, _):
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.AdamW([weight])
+    weight.grad = world.add_up(torch.ones(3))
+    optimizer.step()
+    during = threads()
+print(f"{sum('gloo' in name for name in during) > 0} {sum('gloo' in name for name in threads())}")
+"""
+    )
+    assert in_two_processes(str(script)).splitlines() == ["True 0", "True 0"]
 
 
 def test_shares_of_a_batch_add_up_to_the_batch() -> None:

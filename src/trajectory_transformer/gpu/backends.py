@@ -153,6 +153,9 @@ def joined_world(device: torch.device) -> Iterator[tuple[World, torch.device]]:
                 "lower --nproc-per-node or use --device cpu"
             )
         torch.cuda.set_device(device)
+    # Functions of this module have the process group as a default argument. Imported later, by the optimizer, they keep
+    # the group and its threads alive until Python exits, where such a thread can abort the process.
+    importlib.import_module("torch.distributed.nn.functional")
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield World(distributed.get_rank(), size), device
