@@ -41,7 +41,7 @@ _ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
     "tanh": np.tanh,
     "none": lambda x: x,
 }
-_WALKING = ("noise", "wander")
+_WALKING = ("noise", "wander", "stray")
 _OPTIONS = ("sigma", "eps", "share", *_WALKING)
 _SCRIPTED = ("random", "demonstrator", "expert")
 _SUFFIXES = (".safetensors", ".zip")
@@ -58,6 +58,7 @@ class ActorSpec:
     share: float | None = None  # of the steps or episodes to collect; None: an equal part of the remainder
     noise: float = 0.1  # demonstrator, walker: standard deviation of the noise, in units of the longest step or torque
     wander: float = 0.25  # demonstrator: probability of a random step; walker: of a wrong turn at a cell of the maze
+    stray: float = 0.0  # walker: probability in every step that it begins to walk to a random point nearby
     script: Script | None = field(default=None, compare=False)  # set by `script_actor`: the function itself
 
     def __post_init__(self) -> None:
@@ -264,7 +265,7 @@ def _walker(spec: ActorSpec, env_id: str, env: Env[Any, Any] | None) -> Script:
     from trajectory_transformer.envs.ant_walker import AntWalker, Wanderer
 
     assert isinstance(env.unwrapped, AntMaze), "made by make_env"
-    return Wanderer(env.unwrapped, AntWalker(spec.name), noise=spec.noise, wander=spec.wander).act
+    return Wanderer(env.unwrapped, AntWalker(spec.name), noise=spec.noise, wander=spec.wander, stray=spec.stray).act
 
 
 def _function(name: str) -> Script:

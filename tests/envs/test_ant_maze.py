@@ -1,5 +1,7 @@
 """AntMaze: the task, and the walker that collects its data."""
 
+import math
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +285,51 @@ def test_wrong_turns_are_as_frequent_as_asked(walker: Path) -> None:
     assert np.mean(towards) == pytest.approx(0.5 + 0.5 / 3, abs=0.06)
 
 
+def test_an_ant_strays_to_points_nearby_and_goes_on(walker: Path) -> None:
+    env, rng = maze("Large", cells="random"), np.random.default_rng(0)
+    policy = Wanderer(env, AntWalker(walker), noise=0.0, wander=0.0, stray=0.05)
+    x, y = env.center((1, 1))
+    place = (x - 1.0, y + 1.0)  # one metre from the outer walls
+    policy._waypoint = env.center((7, 9))
+    headings = [policy._heading(place, rng) for _ in range(20_000)]
+    aside = [heading for heading in headings if heading != policy._waypoint]
+    points = np.array(sorted(set(aside)))
+    assert len(points) > 100 and all(env.cell_at(*point) in env.free for point in points.tolist())
+    offsets = np.abs(points - place)
+    assert 1.8 < offsets.max() <= 2.0 and np.hypot(*offsets.T).min() >= 0.45  # farther than where it stops straying
+    # It goes to one point for 20 steps at most, fewer if it arrives, then on to the waypoint.
+    longest = max(sum(1 for _ in same) for heading, same in groupby(headings) if heading != policy._waypoint)
+    assert longest == 20
+    begun = len(aside) / 20
+    assert begun / (len(headings) - len(aside)) == pytest.approx(0.05 * free_share(env, place), rel=0.15)
+    policy._steps_aside, policy._aside = 5, (place[0] + 0.4, place[1])
+    assert policy._heading(place, rng) == policy._waypoint and policy._steps_aside == 0
+
+
+def free_share(env: AntMaze, place: tuple[float, float]) -> float:
+    """The share of points up to 2 m from a place, per axis, that are free and not reached already."""
+    points = np.random.default_rng(1).uniform(-2, 2, (4000, 2)) + place
+    free = [env.cell_at(*point) in env.free and math.dist(point, place) >= 0.45 for point in points.tolist()]
+    return float(np.mean(free))
+
+
+def test_an_ant_that_does_not_stray_draws_the_same_numbers_as_before(walker: Path) -> None:
+    env, rng = maze("Large", cells="random"), np.random.default_rng(0)
+    policy = Wanderer(env, AntWalker(walker), noise=0.0, wander=0.0)
+    assert policy._heading((0.0, 0.0), rng) == policy._waypoint
+    assert rng.random() == np.random.default_rng(0).random()
+
+
+def test_an_episode_does_not_begin_with_where_the_last_one_strayed(walker: Path) -> None:
+    env, rng = maze("Large", cells="random"), np.random.default_rng(0)
+    policy = Wanderer(env, AntWalker(walker), noise=0.0, wander=0.0, stray=1e-9)
+    observation, _ = env.reset(seed=0)
+    assert isinstance(observation, np.ndarray)
+    policy._aside, policy._steps_aside = (observation[0] + 1.0, observation[1]), 5
+    policy.act(observation, np.zeros(0), rng)
+    assert policy._steps_aside == 0
+
+
 def test_walkers_are_refused_in_other_environments_and_broken_files_named(walker: Path) -> None:
     leaf = action_leaf(gymnasium.make("Pendulum-v1").action_space)
     with pytest.raises(ValueError, match=r"walker\.safetensors: an ant that walks through mazes, got environment Pen"):
@@ -297,8 +344,9 @@ def test_walkers_are_refused_in_other_environments_and_broken_files_named(walker
 
 
 def test_labels_and_so_the_episodes_differ_between_noises(walker: Path) -> None:
-    labels = [parse_actor(f"{walker}{options}").label for options in ("", " noise=0.3", " wander=0.5 noise=0.1")]
-    assert labels == ["walker det", "walker det noise=0.3", "walker det wander=0.5"]
+    options = ("", " noise=0.3", " wander=0.5 noise=0.1", " stray=0.02")
+    labels = [parse_actor(f"{walker}{words}").label for words in options]
+    assert labels == ["walker det", "walker det noise=0.3", "walker det wander=0.5", "walker det stray=0.02"]
 
 
 def test_datasets_do_not_depend_on_the_number_of_processes(walker: Path) -> None:

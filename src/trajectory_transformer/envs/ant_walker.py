@@ -24,6 +24,8 @@ _CLIP = 10.0  # of normalised inputs
 _EPSILON = 1e-8  # added to the variance of inputs
 _REACHED = 0.7  # a waypoint is reached within this distance
 _SPREAD = 0.125  # of a cell's width: how far waypoints are from its centre, per axis; they are as far apart as in D4RL
+_ASIDE = 2.0  # how far from the ant a point lies to which it strays, per axis
+_ASIDE_STEPS = 20  # after which it goes on, at the latest
 _TO_GOAL = 0.25  # probability that a target is the goal of the task; else any target is drawn, which may be it too
 # Joints and actions of the network are hip and ankle of each leg, with ankles that bend down as they increase.
 _SIGNS = np.array([[1, 1], [1, -1], [1, -1], [1, 1]], np.float64)
@@ -114,12 +116,16 @@ class Wanderer:
     are random points around the centres of cells. Where an episode ends at the goal, this holds in its cell too, so
     that the data shows the goal from all sides and what happens to those that miss it. Where an episode goes on, the
     way to the goal ends at the goal itself, and the next one leads through what lies around it.
+
+    In every step the ant strays with probability `stray`: it walks to a random point nearby for a short time. So the
+    data shows what happens to an ant that slows down or turns, anywhere in the maze.
     """
 
-    def __init__(self, maze: AntMaze, walker: AntWalker, *, noise: float, wander: float) -> None:
+    def __init__(self, maze: AntMaze, walker: AntWalker, *, noise: float, wander: float, stray: float = 0.0) -> None:
         """Walk in a maze; `noise` is the standard deviation of the noise added to actions."""
         self._maze, self._walker = maze, walker
-        self._noise, self._wander = noise, wander
+        self._noise, self._wander, self._stray = noise, wander, stray
+        self._aside, self._steps_aside = (0.0, 0.0), 0  # where the ant strays to, and for how many more steps
         self._target: Cell = maze.goal_cell
         self._next: Cell = maze.start_cell
         self._waypoint = maze.center(self._next)
@@ -132,6 +138,7 @@ class Wanderer:
         cell = maze.cell_at(x, y)
         if maze.steps == 0:
             self._walker.reset()
+            self._steps_aside = 0
             self._target = self._draw_target(cell, rng)
             self._next, self._waypoint = cell, (x, y)
         # A shortest path is defined from free cells; an ant that leans over a wall keeps its waypoint.
@@ -143,7 +150,19 @@ class Wanderer:
                     self._target = self._draw_target(cell, rng)
                 self._next = self._turn(cell, rng)
                 self._waypoint = self._draw_waypoint(rng)
-        return self._walker.act(observation, self._waypoint, self._noise, rng)
+        return self._walker.act(observation, self._heading((x, y), rng), self._noise, rng)
+
+    def _heading(self, place: tuple[float, float], rng: np.random.Generator) -> tuple[float, float]:
+        """The waypoint, or the point that the ant strays to."""
+        if self._steps_aside:
+            self._steps_aside -= 1
+        elif self._stray and rng.random() < self._stray:
+            dx, dy = rng.uniform(-_ASIDE, _ASIDE, 2).tolist()
+            self._aside = place[0] + dx, place[1] + dy
+            self._steps_aside = _ASIDE_STEPS if self._maze.cell_at(*self._aside) in self._maze.free else 0
+        if math.dist(place, self._aside) < GOAL_RADIUS:
+            self._steps_aside = 0
+        return self._aside if self._steps_aside else self._waypoint
 
     def _draw_waypoint(self, rng: np.random.Generator) -> tuple[float, float]:
         x, y = self._maze.center(self._next)
