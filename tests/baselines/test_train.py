@@ -3,8 +3,9 @@
 import dataclasses
 import functools
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tests.baselines.conftest import SMALL, SMALL_OF
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineMetrics, brac, cql, train_baseline
 from trajectory_transformer.baselines.algorithm import Settings
 from trajectory_transformer.baselines.data import Learner
+from trajectory_transformer.baselines.iql import IQL, IQLSettings
 from trajectory_transformer.baselines.networks import Group, Network, cosine, init_networks, mlp
 from trajectory_transformer.baselines.presets import changed
 from trajectory_transformer.baselines.runs import make_trainer
@@ -302,6 +304,55 @@ def test_layer_norm_is_that_of_torch_in_q_and_v_and_not_in_the_policy(tiny_datas
     torch.testing.assert_close(value_loss[0], (0.8 * (100.0 - value).square()).mean())
     assert torch.equal(baseline.algorithm.act(batch.observations), without.algorithm.act(batch.observations))
     assert not torch.allclose(without.algorithm.q_values(batch.observations, batch.actions)[0], smaller)
+
+
+def test_waves_are_sines_and_cosines_of_the_chosen_dimensions_for_all_networks(tiny_dataset: Dataset) -> None:
+    settings = cast(IQLSettings, settings_of("iql", states="standard", wave_dims=(2, 0)))
+    trainer, baseline = make_trainer("iql", settings, [tiny_dataset], [Learner(0)], device=CPU)
+    observations = trainer.rows.gather(torch.arange(20)[None]).observations
+    angles = [observations[0, :, dim] * (2 * math.pi / period) for period in (3.0, 1.5, 0.75) for dim in (2, 0)]
+    inputs = torch.stack(
+        [*observations[0].T, *(angle.sin() for angle in angles), *(angle.cos() for angle in angles)], 1
+    )
+
+    def expected(group: str, name: str) -> torch.Tensor:
+        tensors, x = baseline.algorithm.groups[group].tensors, inputs
+        for layer in range(len(settings.hidden) + 1):
+            x = (x.relu() if layer else x) @ tensors[f"{name}.{layer}.weight"][0] + tensors[f"{name}.{layer}.bias"][0]
+        return x
+
+    algorithm: Any = baseline.algorithm
+    torch.testing.assert_close(algorithm.act(observations)[0], expected("actor", "policy").tanh())
+    batch = trainer.rows.gather(torch.arange(20)[None])
+    value_loss = algorithm.critic_losses(batch, torch.full((1, 20), 100.0))[1]  # above all values
+    value = expected("critics", "v")[:, 0]
+    torch.testing.assert_close(value_loss[0], (settings.expectile * (100.0 - value).square()).mean())
+    inputs = torch.cat([inputs, batch.actions[0]], dim=1)
+    torch.testing.assert_close(
+        algorithm._twin_q(algorithm.critics.tensors, observations, batch.actions)[0, 0], expected("critics", "q")[:, 0]
+    )
+
+
+def test_values_start_at_the_initial_value_and_policies_do_not_see_it(tiny_dataset: Dataset) -> None:
+    made = {
+        value: make_trainer("iql", settings_of("iql", initial_value=value), [tiny_dataset], [Learner(0)], device=CPU)
+        for value in (0.0, -500.0)
+    }
+    (trainer, plain), (_, low) = made[0.0], made[-500.0]
+    batch = trainer.rows.gather(torch.arange(20)[None])
+    found = low.algorithm.q_values(batch.observations, batch.actions)
+    torch.testing.assert_close(found, plain.algorithm.q_values(batch.observations, batch.actions) - 500.0)
+    one, other = (cast(IQL, each.algorithm) for each in (low, plain))
+    torch.testing.assert_close(one._value(batch.observations), other._value(batch.observations) - 500.0)
+    assert torch.equal(one.target_q(batch), found)  # the target network starts there too
+    assert torch.equal(low.algorithm.act(batch.observations), plain.algorithm.act(batch.observations))
+
+
+def test_waves_of_a_dimension_that_the_data_lacks_are_refused(tiny_dataset: Dataset) -> None:
+    with pytest.raises(ValueError, match=r"wave_dims must lie below the 3 observation dimensions, got \(3,\)"):
+        make_trainer("iql", settings_of("iql", wave_dims=(3,)), [tiny_dataset], [Learner(0)], device=CPU)
+    with pytest.raises(ValueError, match="wave_dims must not be negative"):
+        settings_of("iql", wave_dims=(-1,))
 
 
 def test_multiples_of_large_states_look_the_same_after_layer_norm_so_presets_standardise() -> None:

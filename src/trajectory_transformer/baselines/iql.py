@@ -1,5 +1,6 @@
 """Implicit Q-learning (Kostrikov, Nair and Levine, 2022; arXiv 2110.06169)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from trajectory_transformer.baselines.networks import Copy, Group, Network, Tens
 from trajectory_transformer.config import require
 
 LOG_STD = (-5.0, 2.0)  # limits of the policy's log standard deviation
+WAVE_PERIODS = (3.0, 1.5, 0.75)  # in the units that networks see: standard deviations with `states: standard`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,13 @@ class IQLSettings(Settings):
     layer_norm: bool = False
     """Normalise the hidden layers of Q and V. Not in the paper; keeps values from growing where data is rare. Use it
     with `states: standard`: large raw states that are multiples of each other look almost the same to Q and V."""
+    wave_dims: tuple[int, ...] = ()
+    """Observation dimensions that the networks also read as sines and cosines, for example the position in a maze. Not
+    in the paper; without them values change too slowly over distances that are small for the whole range."""
+    initial_value: float = 0.0
+    """What Q and V are before training, up to the random weights, for rewards as scaled. With rewards of -1 until the
+    goal, 0 is the best possible value, and states look good until training shows otherwise. The worst possible value,
+    -1 / (1 - discount), makes them look bad until a way to the goal is found."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their ranges."""
@@ -40,6 +49,7 @@ class IQLSettings(Settings):
         require(0 < self.expectile < 1, "expectile must lie in (0, 1)", self.expectile)
         require(0 <= self.discount <= 1, "discount must lie in [0, 1]", self.discount)
         require(self.temperature >= 0, "temperature must not be negative", self.temperature)
+        require(min(self.wave_dims, default=0) >= 0, "wave_dims must not be negative", self.wave_dims)
 
 
 class IQL(TransitionAlgorithm):
@@ -52,6 +62,12 @@ class IQL(TransitionAlgorithm):
         """Networks with random weights: two Q networks and V in one group, the policy in the other."""
         self.settings = settings
         o, a = sizes
+        require(
+            max(settings.wave_dims, default=-1) < o,
+            f"wave_dims must lie below the {o} observation dimensions",
+            settings.wave_dims,
+        )
+        o += 2 * len(settings.wave_dims) * len(WAVE_PERIODS)
         critics = {
             "q": Network((o + a, *settings.hidden, 1), per_learner=2, orthogonal=True),
             "v": Network((o, *settings.hidden, 1), orthogonal=True),
@@ -59,7 +75,10 @@ class IQL(TransitionAlgorithm):
         policy = init_networks({"policy": Network((o, *settings.hidden, a), orthogonal=True)}, seeds)
         policy["log_std"] = torch.zeros(len(seeds), 1, a)
         rate = settings.learning_rate
-        self.critics = Group(init_networks(critics, seeds), rate, device=device)
+        values = init_networks(critics, seeds)
+        for name in critics:
+            values[f"{name}.{len(settings.hidden)}.bias"] += settings.initial_value
+        self.critics = Group(values, rate, device=device)
         self.actor = Group(policy, rate, device=device, schedule=cosine(settings.steps))
         self.targets = Copy(self.critics)  # V is copied along and not used
         self.groups = {"critics": self.critics, "actor": self.actor}
@@ -103,7 +122,7 @@ class IQL(TransitionAlgorithm):
 
     def act(self, observations: Tensor) -> Tensor:
         """Means of the policy [S, E, A] for observations [S, E, O]."""
-        return torch.tanh(mlp(self.actor.tensors, "policy", observations))
+        return torch.tanh(mlp(self.actor.tensors, "policy", self._with_waves(observations)))
 
     def q_values(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Smaller of the two Q values [S, E]."""
@@ -111,11 +130,21 @@ class IQL(TransitionAlgorithm):
 
     def _twin_q(self, tensors: Tensors, observations: Tensor, actions: Tensor) -> Tensor:
         """Values of both Q networks [S, 2, B]."""
-        return twin_q(tensors, observations, actions, layer_norm=self.settings.layer_norm)
+        return twin_q(tensors, self._with_waves(observations), actions, layer_norm=self.settings.layer_norm)
 
     def _value(self, observations: Tensor) -> Tensor:
         """V of observations [S, B]."""
-        return mlp(self.critics.tensors, "v", observations, layer_norm=self.settings.layer_norm)[..., 0]
+        inputs = self._with_waves(observations)
+        return mlp(self.critics.tensors, "v", inputs, layer_norm=self.settings.layer_norm)[..., 0]
+
+    def _with_waves(self, observations: Tensor) -> Tensor:
+        """Observations followed by sines and cosines of the `wave_dims`: [S, B, O] -> [S, B, O + 2 W]."""
+        if not self.settings.wave_dims:
+            return observations
+        # Slices, because a list as an index would be copied to the device, which a CUDA graph cannot capture.
+        places = torch.cat([observations[..., dim : dim + 1] for dim in self.settings.wave_dims], dim=-1)
+        angles = torch.cat([places * (2 * math.pi / period) for period in WAVE_PERIODS], dim=-1)
+        return torch.cat([observations, angles.sin(), angles.cos()], dim=-1)
 
 
 _ANTMAZE = IQLSettings(rewards="minus-one", expectile=0.9, temperature=10.0)
@@ -130,6 +159,8 @@ PRESETS = {
             hidden=(512, 512, 512),
             layer_norm=True,
             states="standard",
+            wave_dims=(0, 1),
+            initial_value=-500.0,
             discount=0.998,
             steps=300_000,
             tf32=True,
