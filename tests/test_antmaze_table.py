@@ -37,7 +37,7 @@ def played(path: Path, returns: list[float]) -> None:
 
 
 def test_every_command_parses_and_every_input_is_made_by_a_job(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, "--searches", "drawn", "likely-wide", "--train.steps", 5, "--search.expansion", 3)
+    plan = make_plan(tmp_path, "--searches", "free-drawn", "likely-wide", "--train.steps", 5, "--search.expansion", 3)
     jobs = [*plan.trainings(), *plan.tunings(), *plan.scores("likely-wide")]
     made = {job.out for job in jobs} | {plan.data(task) for task in SCRIPT["TASKS"]}
     assert all(path in made for job in jobs for path in job.needs)
@@ -87,26 +87,25 @@ def test_a_baseline_trains_on_all_tasks_with_the_settings_given(tmp_path: Path) 
         assert {plan.data("umaze"), plan.data("large-play")} <= set(job.needs)
 
 
-def test_searches_differ_in_how_actions_are_sampled_in_the_horizon_and_in_what_is_seen(tmp_path: Path) -> None:
+def test_searches_differ_in_how_actions_and_states_are_sampled_and_in_their_size(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
-    for name, middle, horizon in (
-        ("likely", 0.7, 5),
-        ("likely-wide", 0.9, 5),
-        ("likely-far", 0.7, 10),
-        ("likely-often", 0.7, 5),
-        ("likely-present", 0.7, 5),
-        ("drawn", 0.7, 5),
-        ("drawn-far", 0.7, 10),
-        ("drawn-present", 0.9, 10),
+    for name, expected, horizon in (
+        ("likely", Sampler(middle=0.7), 5),
+        ("likely-wide", Sampler(middle=0.9), 5),
+        ("likely-far", Sampler(middle=0.7), 10),
+        ("free", Sampler(nucleus=0.95), 5),
+        ("free-far", Sampler(nucleus=0.95), 10),
+        ("free-often", Sampler(nucleus=0.95), 5),
+        ("free-crowd", Sampler(nucleus=0.95), 5),
+        ("free-drawn", Sampler(nucleus=0.95), 5),
     ):
-        expected = Sampler(middle=middle)
         words = plan.play("umaze", "tt_q", 0, name).command
         _, *flags = words[words.index("trajectory_transformer") + 1 :]
         chosen: Any = parse("evaluate", COMMANDS["evaluate"], flags)
         assert (chosen.search.action, chosen.search.horizon) == (expected, horizon)
         assert chosen.search.replan_every == (1 if "often" in name else 3)
+        assert chosen.search.beam_width == (64 if "crowd" in name else 32)
         assert chosen.search.observation == Sampler(top_k=None if "drawn" in name else 1)
-        assert chosen.search.context == (0 if "present" in name else 4)
         words = plan.play("umaze", "greedy_q", 0, name).command
         _, *flags = words[words.index("trajectory_transformer") + 1 :]
         greedy: Any = parse("evaluate", COMMANDS["evaluate"], flags)
@@ -115,8 +114,12 @@ def test_searches_differ_in_how_actions_are_sampled_in_the_horizon_and_in_what_i
 
 def test_the_search_with_the_best_mean_over_tasks_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["antmaze.py"])
-    plan = make_plan(tmp_path, "--tasks", "umaze", "large-play", "--searches", "drawn", "likely-wide", "likely")
-    for name, returns in (("drawn", ([1, 1], [0, 0])), ("likely-wide", ([1, 0], [1, 1])), ("likely", ([0, 1], [0, 1]))):
+    plan = make_plan(tmp_path, "--tasks", "umaze", "large-play", "--searches", "free-drawn", "likely-wide", "likely")
+    for name, returns in (
+        ("free-drawn", ([1, 1], [0, 0])),
+        ("likely-wide", ([1, 0], [1, 1])),
+        ("likely", ([0, 1], [0, 1])),
+    ):
         for task, own in zip(("umaze", "large-play"), returns, strict=True):
             played(plan.played(task, "tt_q", 0, f"tuning-{name}"), [float(value) for value in own])
     assert SCRIPT["choose_search"](plan) == "likely-wide"
@@ -157,7 +160,7 @@ def test_the_table_holds_percent_of_episodes_by_task_and_method(
     assert "tt_q_average" not in first and "tt_q: 1 of 5 tasks\n" in capsys.readouterr().out
     cell = json.loads((tmp_path / "out" / "umaze_tt_q.json").read_text())
     assert cell["successes"] == [[100.0, 100.0], [100.0, 0.0]] and cell["metrics"]["success_percent_episodes"] == 4
-    mixed = write("drawn", {task: {"iql": three_of_four, "tt_q": one_of_four} for task in others})
+    mixed = write("free-drawn", {task: {"iql": three_of_four, "tt_q": one_of_four} for task in others})
     assert mixed["umaze_tt_q"] == 75.0 and mixed["iql_average"] == 65.0  # of the first command, and of both
     assert "tt_q_average" not in mixed and "tt_q: 5 of 5 tasks, with different settings" in capsys.readouterr().out
     table = write("likely", {task: {"tt_q": one_of_four} for task in others})
