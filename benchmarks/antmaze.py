@@ -44,7 +44,7 @@ PLANNERS = ("greedy_q", "tt", "tt_q")
 METHODS = (*BASELINES, *PLANNERS)
 # Actions around the median. A plan is followed for three steps: a third of the cost.
 LIKELY: dict[str, object] = {"beam_width": 32, "action.middle": 0.7, "replan_every": 3}
-# Almost all that was done in the data: changes of direction are rare, but there where they are needed.
+# A nucleus keeps actions that are rare in the data, such as changes of direction.
 FREE: dict[str, object] = {**LIKELY, "action.middle": None, "action.nucleus": 0.95}
 SEARCHES: dict[str, dict[str, object]] = {
     "likely": LIKELY,

@@ -309,7 +309,8 @@ def test_layer_norm_is_that_of_torch_in_q_and_v_and_not_in_the_policy(tiny_datas
 def test_waves_are_sines_and_cosines_of_the_chosen_dimensions_for_all_networks(tiny_dataset: Dataset) -> None:
     settings = cast(IQLSettings, settings_of("iql", states="standard", wave_dims=(2, 0)))
     trainer, baseline = make_trainer("iql", settings, [tiny_dataset], [Learner(0)], device=CPU)
-    observations = trainer.rows.gather(torch.arange(20)[None]).observations
+    batch = trainer.rows.gather(torch.arange(20)[None])
+    observations = batch.observations
     angles = [observations[0, :, dim] * (2 * math.pi / period) for period in (3.0, 1.5, 0.75) for dim in (2, 0)]
     inputs = torch.stack(
         [*observations[0].T, *(angle.sin() for angle in angles), *(angle.cos() for angle in angles)], 1
@@ -323,7 +324,6 @@ def test_waves_are_sines_and_cosines_of_the_chosen_dimensions_for_all_networks(t
 
     algorithm: Any = baseline.algorithm
     torch.testing.assert_close(algorithm.act(observations)[0], expected("actor", "policy").tanh())
-    batch = trainer.rows.gather(torch.arange(20)[None])
     value_loss = algorithm.critic_losses(batch, torch.full((1, 20), 100.0))[1]  # above all values
     value = expected("critics", "v")[:, 0]
     torch.testing.assert_close(value_loss[0], (settings.expectile * (100.0 - value).square()).mean())

@@ -37,11 +37,10 @@ class IQLSettings(Settings):
     with `states: standard`: large raw states that are multiples of each other look almost the same to Q and V."""
     wave_dims: tuple[int, ...] = ()
     """Observation dimensions that the networks also read as sines and cosines, for example the position in a maze. Not
-    in the paper; without them values change too slowly over distances that are small for the whole range."""
+    in the paper; without them Q and V vary too little over distances that are short compared with the range."""
     initial_value: float = 0.0
-    """What Q and V are before training, up to the random weights, for rewards as scaled. With rewards of -1 until the
-    goal, 0 is the best possible value, and states look good until training shows otherwise. The worst possible value,
-    -1 / (1 - discount), makes them look bad until a way to the goal is found."""
+    """Initial bias of the outputs of Q and V, in units of the scaled rewards. Not in the paper, which starts at 0: with
+    rewards of -1 until the goal that is the best possible value. The worst possible one is -1 / (1 - discount)."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their ranges."""
@@ -75,10 +74,10 @@ class IQL(TransitionAlgorithm):
         policy = init_networks({"policy": Network((o, *settings.hidden, a), orthogonal=True)}, seeds)
         policy["log_std"] = torch.zeros(len(seeds), 1, a)
         rate = settings.learning_rate
-        values = init_networks(critics, seeds)
+        networks = init_networks(critics, seeds)
         for name in critics:
-            values[f"{name}.{len(settings.hidden)}.bias"] += settings.initial_value
-        self.critics = Group(values, rate, device=device)
+            networks[f"{name}.{len(settings.hidden)}.bias"] += settings.initial_value
+        self.critics = Group(networks, rate, device=device)
         self.actor = Group(policy, rate, device=device, schedule=cosine(settings.steps))
         self.targets = Copy(self.critics)  # V is copied along and not used
         self.groups = {"critics": self.critics, "actor": self.actor}
@@ -151,7 +150,8 @@ _ANTMAZE = IQLSettings(rewards="minus-one", expectile=0.9, temperature=10.0)
 PRESETS = {
     "iql": Preset(IQL, IQLSettings()),
     "iql-antmaze": Preset(IQL, _ANTMAZE),  # the authors' `antmaze_config`
-    # Ours, for plans by Q: accurate where data is rare, and over the hundreds of steps to a goal (docs/antmaze.md).
+    # Ours, for plans by Q: accurate where data is rare, and over the hundreds of steps to a goal (docs/antmaze.md). The
+    # first two observations must be the position; -500 is -1 / (1 - discount).
     "iql-antmaze-wide": Preset(
         IQL,
         replace(
