@@ -101,6 +101,9 @@ def test_options_are_parsed_and_files_found_in_the_folder(actor: Path) -> None:
         ),
         ("random sigma=much", "an option must be det, sto or NAME=NUMBER .*, got 'sigma=much'"),
         ("random eps=2", r"policy random: eps must lie in \[0, 1\], got 2"),
+        ("random stray=2", r"policy random: stray must lie in \[0, 1\], got 2"),
+        ("random wander=-1", r"policy random: wander must lie in \[0, 1\], got -1"),
+        ("random noise=-1", "policy random: noise must be finite and at least 0, got -1"),
         ("no_such_module:act", r"policy no_such_module:act: cannot be imported \(ModuleNotFoundError: No module named"),
         (
             "demonstrator",

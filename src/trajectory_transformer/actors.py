@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import math
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,6 +66,10 @@ class ActorSpec:
         """Check the ranges of the options."""
         require(self.sigma >= 0, f"policy {self.name}: sigma must not be negative", self.sigma)
         require(0 <= self.eps <= 1, f"policy {self.name}: eps must lie in [0, 1]", self.eps)
+        require(0 <= self.noise < math.inf, f"policy {self.name}: noise must be finite and at least 0", self.noise)
+        for name in ("wander", "stray"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"policy {self.name}: {name} must lie in [0, 1]", value)
         require(self.share is None or 0 < self.share <= 1, f"policy {self.name}: share must lie in (0, 1]", self.share)
 
     @property
