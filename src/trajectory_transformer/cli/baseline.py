@@ -31,7 +31,7 @@ class TrainBaseline(DataFlags):
     algorithm: str = "iql"
     """bc, td3bc, iql, iql-antmaze, cql, brac, mbop, dt, or dt with the target return of a task: dt-hopper,
     dt-halfcheetah, dt-halfcheetah-medium-expert, dt-walker2d; each with the settings of its paper. iql-antmaze-wide:
-    larger networks with layer norm, for plans by Q."""
+    our settings for plans by Q in mazes; the first two observations must be the position."""
     out: Path = Path("runs/baseline")
     """Run folder to write; must not exist."""
     overwrite: bool = False
