@@ -44,12 +44,15 @@ PLANNERS = ("greedy_q", "tt", "tt_q")
 METHODS = (*BASELINES, *PLANNERS)
 # Actions around the median. A plan is followed for three steps: a third of the cost.
 LIKELY: dict[str, object] = {"beam_width": 32, "action.middle": 0.7, "replan_every": 3}
+WIDE: dict[str, object] = {**LIKELY, "action.middle": 0.9}
 # A nucleus keeps actions that are rare in the data, such as changes of direction.
 FREE: dict[str, object] = {**LIKELY, "action.middle": None, "action.nucleus": 0.95}
 SEARCHES: dict[str, dict[str, object]] = {
     "likely": LIKELY,
-    "likely-wide": {**LIKELY, "action.middle": 0.9},
-    "likely-far": {**LIKELY, "horizon": 10},
+    "wide": WIDE,
+    "wide-far": {**WIDE, "horizon": 10},
+    "wide-often": {**WIDE, "replan_every": 1},
+    "wide-now": {**WIDE, "context": 0},  # the past predicts that the ant goes on as before
     "free": FREE,
     "free-far": {**FREE, "horizon": 10},
     "free-often": {**FREE, "replan_every": 1},
@@ -288,7 +291,7 @@ def parse(arguments: Sequence[str] | None) -> Plan:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
     parser.add_argument(
-        "--searches", nargs="+", choices=tuple(SEARCHES), default=["likely-wide"], help="several are compared first"
+        "--searches", nargs="+", choices=tuple(SEARCHES), default=["wide"], help="several are compared first"
     )
     parser.add_argument("--seeds", type=int, default=3, help="number of training seeds")
     parser.add_argument("--episodes", type=int, default=100, help="episodes of a score, per training seed")

@@ -37,8 +37,8 @@ def played(path: Path, returns: list[float]) -> None:
 
 
 def test_every_command_parses_and_every_input_is_made_by_a_job(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, "--searches", "free-drawn", "likely-wide", "--train.steps", 5, "--search.expansion", 3)
-    jobs = [*plan.trainings(), *plan.tunings(), *plan.scores("likely-wide")]
+    plan = make_plan(tmp_path, "--searches", "free-drawn", "wide", "--train.steps", 5, "--search.expansion", 3)
+    jobs = [*plan.trainings(), *plan.tunings(), *plan.scores("wide")]
     made = {job.out for job in jobs} | {plan.data(task) for task in SCRIPT["TASKS"]}
     assert all(path in made for job in jobs for path in job.needs)
     assert len({job.out for job in jobs}) == len(jobs)
@@ -60,15 +60,15 @@ def test_what_searches_are_compared_with_is_trained_first(tmp_path: Path) -> Non
 
 def test_planners_differ_in_q_and_horizon_and_tuning_has_seeds_of_its_own(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
-    words = {method: " ".join(plan.play("umaze", method, 2, "likely-far").command) for method in SCRIPT["PLANNERS"]}
+    words = {method: " ".join(plan.play("umaze", method, 2, "wide-far").command) for method in SCRIPT["PLANNERS"]}
     q = f"--q {plan.options.work / 'runs' / 'umaze_iql_wide'} --training_seed 2"
     assert [q in words[method] for method in ("greedy_q", "tt", "tt_q")] == [True, False, True]
     assert "--search.horizon 1 " in words["greedy_q"] and "--search.horizon 10 " in words["tt_q"]
     waits = [
-        plan.trained("iql_wide") in plan.play("umaze", method, 2, "likely-far").needs for method in SCRIPT["PLANNERS"]
+        plan.trained("iql_wide") in plan.play("umaze", method, 2, "wide-far").needs for method in SCRIPT["PLANNERS"]
     ]
     assert waits == [True, False, True]
-    tuning = " ".join(plan.play("umaze", "tt_q", 0, "likely-far", tuning=True).command)
+    tuning = " ".join(plan.play("umaze", "tt_q", 0, "wide-far", tuning=True).command)
     assert "--seed 5000000" in tuning and "--seed 7000000" in words["tt_q"]
 
 
@@ -91,8 +91,8 @@ def test_searches_differ_in_how_actions_and_states_are_sampled_and_in_their_size
     plan = make_plan(tmp_path)
     for name, expected, horizon in (
         ("likely", Sampler(middle=0.7), 5),
-        ("likely-wide", Sampler(middle=0.9), 5),
-        ("likely-far", Sampler(middle=0.7), 10),
+        ("wide", Sampler(middle=0.9), 5),
+        ("wide-far", Sampler(middle=0.9), 10),
         ("free", Sampler(nucleus=0.95), 5),
         ("free-far", Sampler(nucleus=0.95), 10),
         ("free-often", Sampler(nucleus=0.95), 5),
@@ -114,17 +114,17 @@ def test_searches_differ_in_how_actions_and_states_are_sampled_and_in_their_size
 
 def test_the_search_with_the_best_mean_over_tasks_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["antmaze.py"])
-    plan = make_plan(tmp_path, "--tasks", "umaze", "large-play", "--searches", "free-drawn", "likely-wide", "likely")
+    plan = make_plan(tmp_path, "--tasks", "umaze", "large-play", "--searches", "free-drawn", "wide", "likely")
     for name, returns in (
         ("free-drawn", ([1, 1], [0, 0])),
-        ("likely-wide", ([1, 0], [1, 1])),
+        ("wide", ([1, 0], [1, 1])),
         ("likely", ([0, 1], [0, 1])),
     ):
         for task, own in zip(("umaze", "large-play"), returns, strict=True):
             played(plan.played(task, "tt_q", 0, f"tuning-{name}"), [float(value) for value in own])
-    assert SCRIPT["choose_search"](plan) == "likely-wide"
+    assert SCRIPT["choose_search"](plan) == "wide"
     stored = json.loads((tmp_path / "out" / "tuning.json").read_text())
-    assert (stored["metrics"]["likely-wide_average"], stored["metrics"]["umaze_likely-wide"]) == (75.0, 50.0)
+    assert (stored["metrics"]["wide_average"], stored["metrics"]["umaze_wide"]) == (75.0, 50.0)
     assert make_plan(tmp_path, "--searches", "likely").tunings() == []
 
 
