@@ -63,6 +63,22 @@ def test_logits_equal_a_full_forward_pass(make_fused: MakeDecoder, kind: str, wi
         assert worst < 1e-5, f"prompt of {prompt_length}"
 
 
+@pytest.mark.parametrize("at_once", [1, 40])
+def test_prompts_may_be_read_in_parts(make_fused: MakeDecoder, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr("trajectory_transformer.gpu.planning.prompt.TOKENS_AT_ONCE", at_once)
+    layout = LAYOUTS["rewards-map"]
+    _, longest, num_tokens = search_lengths(layout, 2)
+    worst = random_search(
+        make_fused,
+        random_gpt(layout),
+        window=2,
+        prompt_length=longest - 1,
+        num_tokens=num_tokens,
+        rng=np.random.default_rng(0),
+    )
+    assert worst < 1e-5
+
+
 COOL = Sampler(temperature=0.7)
 SEARCHES = {
     "default": SearchConfig(beam_width=5, expansion=2, horizon=4),

@@ -12,6 +12,9 @@ from trajectory_transformer.model.gpt import GPT, Block
 from trajectory_transformer.tokens.layout import TokenLayout
 
 
+TOKENS_AT_ONCE = 2**17  # enough to occupy a GPU; with 1,000 candidates, all at once would need gigabytes
+
+
 def read_prompt(
     gpt: GPT, blocks: Sequence[Block], tokens: Tensor, map_embedding: Tensor | None, *, multiple_of: int
 ) -> tuple[Tensor, Tensor]:
@@ -21,18 +24,22 @@ def read_prompt(
     """
     # No token attends to a value token. With values removed, the causal mask is sufficient.
     kept = _readable_rows(gpt.layout, tokens.shape[1], multiple_of, tokens.device)
-    x = gpt.embed(tokens, 0, map_embedding)[:, kept]
-    keys, values = [], []
-    for layer, block in enumerate(blocks):
-        query, key, value = block.project(x)
-        keys.append(key)
-        values.append(value)
-        if layer + 1 < len(blocks):
-            # Not cuDNN: its start-up overhead exceeds the work for so few tokens.
-            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-                attended = scaled_dot_product_attention(query, key, value, is_causal=True)
-            x = block.finish(x, attended)
-    return torch.stack(keys), torch.stack(values)
+    heads = gpt.config.num_heads
+    shape = len(blocks), len(tokens), heads, len(kept), gpt.config.width // heads
+    keys, values = blocks[0].qkv.weight.new_empty(2, *shape).unbind()
+    at_once = max(1, TOKENS_AT_ONCE // max(1, len(kept)))
+    for first in range(0, len(tokens), at_once):
+        rows = slice(first, first + at_once)
+        x = gpt.embed(tokens[rows], 0, None if map_embedding is None else map_embedding[rows])[:, kept]
+        for layer, block in enumerate(blocks):
+            query, key, value = block.project(x)
+            keys[layer, rows], values[layer, rows] = key, value
+            if layer + 1 < len(blocks):
+                # Not cuDNN: its start-up overhead exceeds the work for so few tokens.
+                with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+                    attended = scaled_dot_product_attention(query, key, value, is_causal=True)
+                x = block.finish(x, attended)
+    return keys, values
 
 
 @functools.cache
