@@ -291,7 +291,7 @@ def parse(arguments: Sequence[str] | None) -> Plan:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
     parser.add_argument(
-        "--searches", nargs="+", choices=tuple(SEARCHES), default=["wide"], help="several are compared first"
+        "--searches", nargs="+", choices=tuple(SEARCHES), default=["likely"], help="several are compared first"
     )
     parser.add_argument("--seeds", type=int, default=3, help="number of training seeds")
     parser.add_argument("--episodes", type=int, default=100, help="episodes of a score, per training seed")
