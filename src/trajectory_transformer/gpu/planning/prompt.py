@@ -11,8 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from trajectory_transformer.model.gpt import GPT, Block
 from trajectory_transformer.tokens.layout import TokenLayout
 
-
-TOKENS_AT_ONCE = 2**17  # enough to occupy a GPU; with 1,000 candidates, all at once would need gigabytes
+TOKENS_AT_ONCE = 2**17  # occupies a GPU; the candidates of 100 environments at once would need gigabytes
 
 
 def read_prompt(
