@@ -3,7 +3,12 @@
     python benchmarks/antmaze_figure.py --data antmaze-large-play.npz --iql IQL.npz --tt_q TTQ.npz --trace PLANS.npz
 
 IQL.npz and TTQ.npz are the episodes that `tt evaluate` writes beside its result, PLANS.npz is what its `--trace`
-writes. Candidates are those of the plan made in environment 0 at `--step`.
+writes. Candidates are those of the plan made in environment 0 at `--step`. With the most likely states all of them
+walk along the same line, because a bin is wider than a step. To see what Q chooses from, write PLANS.npz with sampled
+states and without a selection on the way:
+
+    --search.horizon 15 --search.replan_every 15 --search.beam_width 128 --search.expansion 1
+    --search.action.middle 0.9 --search.observation.top_k null --search.observation.nucleus 0.6
 """
 
 import argparse
