@@ -296,7 +296,7 @@ def parse(arguments: Sequence[str] | None) -> Plan:
     parser.add_argument("--seeds", type=int, default=3, help="number of training seeds")
     parser.add_argument("--episodes", type=int, default=100, help="episodes of a score, per training seed")
     parser.add_argument("--tuning_episodes", type=int, default=25, help="episodes per task and compared search")
-    # A captured search serves a power of two.
+    # A power of two, because a captured search plans for the next larger one.
     parser.add_argument("--num_envs", type=int, default=32, help="environments that one evaluation plays at a time")
     parser.add_argument(
         "--baseline_steps", type=int, default=None, help="training steps of baselines; default: as in the presets"

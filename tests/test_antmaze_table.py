@@ -93,6 +93,8 @@ def test_searches_differ_in_how_actions_and_states_are_sampled_and_in_their_size
         ("likely", Sampler(middle=0.7), 5),
         ("wide", Sampler(middle=0.9), 5),
         ("wide-far", Sampler(middle=0.9), 10),
+        ("wide-often", Sampler(middle=0.9), 5),
+        ("wide-now", Sampler(middle=0.9), 5),
         ("free", Sampler(nucleus=0.95), 5),
         ("free-far", Sampler(nucleus=0.95), 10),
         ("free-often", Sampler(nucleus=0.95), 5),
@@ -104,6 +106,7 @@ def test_searches_differ_in_how_actions_and_states_are_sampled_and_in_their_size
         chosen: Any = parse("evaluate", COMMANDS["evaluate"], flags)
         assert (chosen.search.action, chosen.search.horizon) == (expected, horizon)
         assert chosen.search.replan_every == (1 if "often" in name else 3)
+        assert chosen.search.context == (0 if "now" in name else 4)
         assert chosen.search.beam_width == (64 if "crowd" in name else 32)
         assert chosen.search.observation == Sampler(top_k=None if "drawn" in name else 1)
         words = plan.play("umaze", "greedy_q", 0, name).command
