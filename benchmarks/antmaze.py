@@ -54,6 +54,7 @@ SEARCHES: dict[str, dict[str, object]] = {
     "wide-often": {**WIDE, "replan_every": 1},
     "wide-now": {**WIDE, "context": 0},  # the past predicts that the ant goes on as before
     "free": FREE,
+    "free-now": {**FREE, "context": 0},
     "free-far": {**FREE, "horizon": 10},
     "free-often": {**FREE, "replan_every": 1},
     "free-crowd": {**FREE, "beam_width": 64},

@@ -96,6 +96,7 @@ def test_searches_differ_in_how_actions_and_states_are_sampled_and_in_their_size
         ("wide-often", Sampler(middle=0.9), 5),
         ("wide-now", Sampler(middle=0.9), 5),
         ("free", Sampler(nucleus=0.95), 5),
+        ("free-now", Sampler(nucleus=0.95), 5),
         ("free-far", Sampler(nucleus=0.95), 10),
         ("free-often", Sampler(nucleus=0.95), 5),
         ("free-crowd", Sampler(nucleus=0.95), 5),
