@@ -39,7 +39,7 @@ from trajectory_transformer.results import summarize, write_result
 
 SCORE_SEED, TUNING_SEED = 7_000_000, 5_000_000  # of the episodes
 GUIDE = "iql_wide"  # the baseline whose Q plans use
-BASELINES = {"bc": "bc", "dt": "dt", "cql": "cql", "iql": "iql-antmaze", GUIDE: "iql-antmaze-wide"}
+BASELINES = {"bc": "bc", "dt": "dt-antmaze", "cql": "cql-antmaze", "iql": "iql-antmaze", GUIDE: "iql-antmaze-wide"}
 PLANNERS = ("greedy_q", "tt", "tt_q")
 METHODS = (*BASELINES, *PLANNERS)
 # Actions around the median. A plan is followed for three steps: a third of the cost.

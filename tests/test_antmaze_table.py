@@ -73,12 +73,13 @@ def test_planners_differ_in_q_and_horizon_and_tuning_has_seeds_of_its_own(tmp_pa
 
 
 def test_a_baseline_trains_on_all_tasks_with_the_settings_given(tmp_path: Path) -> None:
-    given = json.dumps({"cql": {"conservative_weight": 5.0}})
+    given = json.dumps({"cql": {"conservative_weight": 6.0}})
     plan = make_plan(tmp_path, "--tasks", "umaze", "large-play", "--baseline_steps", 7, "--settings", given)
     for method, preset, own in (
         ("iql", "iql-antmaze", {}),
         ("iql_wide", "iql-antmaze-wide", {}),
-        ("cql", "cql", {"conservative_weight": 5.0}),
+        ("cql", "cql-antmaze", {"conservative_weight": 6.0}),
+        ("dt", "dt-antmaze", {}),
     ):
         job = plan.train_baseline(method)
         words = job.command

@@ -16,6 +16,7 @@ from tests.baselines.conftest import SMALL, SMALL_OF
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineMetrics, brac, cql, train_baseline
 from trajectory_transformer.baselines.algorithm import Settings
 from trajectory_transformer.baselines.data import Learner
+from trajectory_transformer.baselines.dt import DTSettings
 from trajectory_transformer.baselines.iql import IQL, IQLSettings
 from trajectory_transformer.baselines.networks import Group, Network, cosine, init_networks, mlp
 from trajectory_transformer.baselines.presets import changed
@@ -163,8 +164,26 @@ def test_rewards_and_states_are_scaled_as_the_settings_say(tiny_dataset: Dataset
     expected = rewards * 1000 / (max(returns) - min(returns))
     np.testing.assert_allclose(rows(rewards="return-range").rewards[0], expected, rtol=1e-5)
     np.testing.assert_allclose(rows(rewards="minus-one").rewards[0], rewards - 1, rtol=1e-6)
+    np.testing.assert_allclose(rows(rewards="centered").rewards[0], 4 * (rewards - 0.5), rtol=1e-5, atol=1e-5)
     scaled = (observations - observations.mean(axis=0)) / (observations.std(axis=0) + 1e-3)
     np.testing.assert_allclose(rows(states="standard").observations[0], scaled, rtol=1e-4, atol=1e-5)
+
+
+def test_presets_for_mazes_scale_a_reward_at_the_goal_and_none_elsewhere(tiny_dataset: Dataset) -> None:
+    first = tiny_dataset.episodes[0]
+    episode = dataclasses.replace(first, rewards=np.eye(1, len(first), dtype=np.float32)[0])
+
+    def seen(name: str) -> list[float]:
+        small = {**SMALL, **SMALL_OF.get(name.split("-")[0], {})}
+        settings = changed(PRESETS[name].settings, {key: small[key] for key in ("hidden", "batch_size")})
+        trainer, _ = make_trainer(name, settings, [Dataset((episode,))], [Learner(0)], device=CPU)
+        rewards: list[float] = trainer.rows.gather(torch.arange(2)[None]).rewards[0].tolist()
+        return rewards
+
+    assert seen("iql-antmaze") == seen("iql-antmaze-wide") == [0.0, -1.0]
+    assert seen("cql-antmaze") == [2.0, -2.0]
+    asked = PRESETS["dt-antmaze"].settings
+    assert isinstance(asked, DTSettings) and asked.return_scale == 1.0  # the model is asked for 1, not for 0.001
 
 
 def test_actions_outside_one_are_scaled_to_the_limits_of_the_data() -> None:

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -50,7 +50,8 @@ class Settings:
     states: States = "raw"
     """raw: observations as recorded. standard: each dimension with mean 0 and standard deviation 1 in the data."""
     rewards: Rewards = "raw"
-    """raw: as recorded. return-range: multiplied by 1000 / (best - worst return of the data). minus-one: minus 1."""
+    """raw: as recorded. return-range: multiplied by 1000 / (best - worst return of the data). minus-one: minus 1.
+    centered: 4 times the distance from 0.5, so rewards of 0 and 1 become -2 and 2."""
     action_margin: float = 0.0
     """How far the output of a policy may exceed the limits of actions, as a share of their range; actions are clipped.
 
@@ -67,7 +68,7 @@ class Settings:
         require(min(self.hidden, default=0) >= 1, "hidden must be sizes of at least 1", self.hidden)
         require(0 <= self.action_margin < 10, "action_margin must lie in [0, 10)", self.action_margin)
         require(self.states in ("raw", "standard"), "states must be raw or standard", self.states)
-        known = ("raw", "return-range", "minus-one")
+        known = get_args(Rewards)
         require(self.rewards in known, f"rewards must be one of {', '.join(known)}", self.rewards)
 
 

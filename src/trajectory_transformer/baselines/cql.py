@@ -159,4 +159,8 @@ def gaussian(tensors: Tensors, observations: Tensor) -> tuple[Tensor, Tensor]:
     return mean, log_std.clamp(*LOG_STD)
 
 
-PRESETS = {"cql": Preset(CQL, CQLSettings())}
+PRESETS = {
+    "cql": Preset(CQL, CQLSettings()),
+    # The authors' code for AntMaze (`cql_antmaze_new.py`), with the fixed weight that it names beside its Lagrange one.
+    "cql-antmaze": Preset(CQL, CQLSettings(rewards="centered", conservative_weight=5.0)),
+}

@@ -77,7 +77,7 @@ class Scaling:
 
 
 States = Literal["raw", "standard"]
-Rewards = Literal["raw", "return-range", "minus-one"]
+Rewards = Literal["raw", "return-range", "minus-one", "centered"]
 
 
 def fit_scaling(
@@ -104,6 +104,8 @@ def _fit_one(dataset: Dataset, states: States, rewards: Rewards, margin: float) 
         scale = 1000.0 / (max(returns) - min(returns)) if max(returns) > min(returns) else 1.0
     elif rewards == "minus-one":
         shift = -1.0
+    elif rewards == "centered":
+        scale, shift = 4.0, -2.0
     parts = (mean, std, (low + high) / 2, (1 + margin) * (high - low) / 2, 1 / (1 + margin), scale, shift)
     return Scaling(*(torch.from_numpy(np.asarray(part, np.float32)) for part in parts))
 

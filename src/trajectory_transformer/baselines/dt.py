@@ -295,4 +295,5 @@ PRESETS = {
     "dt-halfcheetah": Preset(DT, DTSettings(target_return=6000.0)),
     "dt-halfcheetah-medium-expert": Preset(DT, DTSettings(target_return=12000.0)),
     "dt-walker2d": Preset(DT, DTSettings(target_return=5000.0)),
+    "dt-antmaze": Preset(DT, DTSettings(return_scale=1.0)),  # ours: returns are 0 or 1
 }

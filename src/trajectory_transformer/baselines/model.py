@@ -103,7 +103,7 @@ class Baseline:
         """Q(observations [..., O], actions [..., A]) -> values [...] of one training seed; None: the first.
 
         Observations (followed by the goal, if the data has goals) and actions are in the units of the dataset. Values
-        are divided by the factor that rewards were multiplied with; a reward shift (`minus-one`) stays.
+        are divided by the factor that rewards were multiplied with; a reward shift (`minus-one`, `centered`) stays.
         """
         one = self.only(seed)
 

@@ -87,8 +87,8 @@ def train_baseline(
 
     Args:
         dataset: episodes, or the name of a dataset that `load_dataset` reads.
-        algorithm: name of a preset: bc, td3bc, iql, iql-antmaze, iql-antmaze-wide, cql, brac, mbop, dt, or dt-hopper
-            and others like it.
+        algorithm: name of a preset: bc, td3bc, iql, cql, brac, mbop, dt, or one for some tasks, such as dt-hopper or
+            iql-antmaze.
         settings: what to change in the preset, for example {"steps": 100_000}.
         seeds: training seeds; all of them are trained in the same steps.
         out: run folder to write: checkpoint, metrics and what is needed to resume. None keeps nothing.
