@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,11 @@ SEARCHES: dict[str, dict[str, object]] = {
 }
 
 
+def maze_of(task: str) -> str:
+    """The maze of a task."""
+    return task.partition("-")[0]
+
+
 @dataclass(frozen=True)
 class Plan:
     """Which jobs there are, and where their files lie."""
@@ -86,9 +92,16 @@ class Plan:
         """The checkpoint of a baseline with all seeds."""
         return Path(self.options.work / "runs" / f"{task}_{method}")
 
-    def trained(self, method: str) -> Path:
-        """Written when the training of a baseline on all tasks ends."""
-        return trained(self.options.work / "runs", method, self.options.tasks)
+    @property
+    def mazes(self) -> tuple[tuple[str, ...], ...]:
+        """The chosen tasks by maze, in the order of the table."""
+        chosen = [task for task in TASKS if task in self.options.tasks]
+        return tuple(tuple(own) for _, own in groupby(chosen, maze_of))
+
+    def trained(self, task: str, method: str) -> Path:
+        """Written when the training of a baseline on the tasks of a maze ends."""
+        together = next(tasks for tasks in self.mazes if task in tasks)
+        return trained(self.options.work / "runs", method, together)
 
     def played(self, task: str, method: str, seed: int | None = None, search: str = "score") -> Path:
         """Episodes of a method; those of baselines are of all training seeds."""
@@ -127,9 +140,9 @@ class Plan:
         guide = {} if method == "tt" else {"q": self.settings(GUIDE, search)}
         return {"search": search, **SEARCHES[search], **flags, **guide}
 
-    def train_baseline(self, method: str) -> Job:
-        """Train a baseline on all tasks, with all seeds, at once."""
-        options, out, tasks = self.options, self.trained(method), self.options.tasks
+    def train_baseline(self, tasks: Sequence[str], method: str) -> Job:
+        """Train a baseline on the tasks of a maze, with all seeds, at once; the other mazes may still lack data."""
+        options, out = self.options, self.trained(tasks[0], method)
         script, data = Path(__file__).with_name("antmaze_baselines.py"), [self.data(task) for task in tasks]
         settings = self.changed(method)
         words: list[object] = ["--method", method, "--datasets", data[0].parent, "--runs", out.parents[1]]
@@ -141,7 +154,9 @@ class Plan:
     def play_baseline(self, task: str, method: str) -> Job:
         """Play all training seeds of a baseline."""
         run, out = self.baseline(task, method), self.played(task, method)
-        return Job("play", out, self._evaluate(run, out, self.options.episodes, SCORE_SEED), (self.trained(method),))
+        return Job(
+            "play", out, self._evaluate(run, out, self.options.episodes, SCORE_SEED), (self.trained(task, method),)
+        )
 
     def play(self, task: str, method: str, seed: int, search: str, *, tuning: bool = False) -> Job:
         """Play episodes with one model."""
@@ -154,7 +169,7 @@ class Plan:
         if tuning:
             episodes, first = self.options.tuning_episodes, TUNING_SEED
         words = self._evaluate(run.parent, out, episodes, first, "--plan", "return", *guide, *self.search_flags, *flags)
-        return Job("play", out, words, (run,) if method == "tt" else (run, self.trained(GUIDE)))
+        return Job("play", out, words, (run,) if method == "tt" else (run, self.trained(task, GUIDE)))
 
     def _evaluate(self, run: Path, out: Path, episodes: int, seed: int, *more: object) -> tuple[str, ...]:
         words = ("--episodes", episodes, "--num_envs", min(episodes, self.options.num_envs), "--seed", seed)
@@ -169,11 +184,11 @@ class Plan:
         needed = [method for method in BASELINES if method in options.methods]
         if {"greedy_q", "tt_q"} & set(planners) and GUIDE not in needed:
             needed.append(GUIDE)
-        found += [self.train_baseline(GUIDE)] if GUIDE in needed else []
+        found += [self.train_baseline(tasks, GUIDE) for tasks in self.mazes if GUIDE in needed]
         # By seed first: the searches are compared with the models of the first seed.
         for seed in range(options.seeds) if planners else ():
             found += [self.train(task, seed) for task in options.tasks]
-        found += [self.train_baseline(each) for each in needed if each != GUIDE]
+        found += [self.train_baseline(tasks, each) for each in needed if each != GUIDE for tasks in self.mazes]
         return found
 
     def tunings(self) -> list[Job]:
@@ -306,8 +321,13 @@ def parse(arguments: Sequence[str] | None) -> Plan:
         "--settings", type=json.loads, default={}, help='of baselines, as {"cql": {"conservative_weight": 5}}'
     )
     parser.add_argument("--max_episode_steps", type=int, default=None, help="of episodes in evaluations, for a trial")
-    parser.add_argument("--trainings", type=int, default=2, help="trainings at a time")
-    parser.add_argument("--plays", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="evaluations at a time")
+    parser.add_argument("--trainings", type=int, default=2, help="trainings at a time; 0: none")
+    parser.add_argument(
+        "--plays",
+        type=int,
+        default=max(1, (os.cpu_count() or 1) // 4),
+        help="evaluations at a time; 0: none, to train everything first",
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="share of the data, for a trial")
     parser.add_argument("--time_limit", type=float, default=None, help="seconds after which this command ends")
     parser.add_argument("--device", default="auto")
@@ -333,7 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_cells(plan, search)
         write_table(plan)
     if not complete:
-        print("out of time; run the same command to continue", flush=True)
+        print("not complete yet; run the command again to continue", flush=True)
         return MORE_TO_DO
     return 0
 

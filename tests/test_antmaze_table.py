@@ -42,8 +42,9 @@ def test_every_command_parses_and_every_input_is_made_by_a_job(tmp_path: Path) -
     made = {job.out for job in jobs} | {plan.data(task) for task in SCRIPT["TASKS"]}
     assert all(path in made for job in jobs for path in job.needs)
     assert len({job.out for job in jobs}) == len(jobs)
-    # Five datasets with three models each; five baselines; two searches; five baselines and three planners played.
-    assert len(jobs) == 5 + 5 * 3 + 5 + 5 * 2 + 5 * (5 + 3 * 3)
+    # Five datasets with three models each; five baselines in three mazes; two searches; five baselines and three
+    # planners played.
+    assert len(jobs) == 5 + 5 * 3 + 5 * 3 + 5 * 2 + 5 * (5 + 3 * 3)
     for job in jobs:
         for words in (job.command, job.resume):
             if "trajectory_transformer" in words:
@@ -55,7 +56,8 @@ def test_what_searches_are_compared_with_is_trained_first(tmp_path: Path) -> Non
     plan = make_plan(tmp_path)
     trained = [job.out for job in plan.trainings() if job.kind == "train"]
     first = [plan.model(task, 0) for task in SCRIPT["TASKS"]]
-    assert trained[:6] == [plan.trained("iql_wide"), *first]
+    mazes = ("umaze", "medium-play", "large-play")
+    assert trained[:8] == [*(plan.trained(task, "iql_wide") for task in mazes), *first]
 
 
 def test_planners_differ_in_q_and_horizon_and_tuning_has_seeds_of_its_own(tmp_path: Path) -> None:
@@ -64,28 +66,31 @@ def test_planners_differ_in_q_and_horizon_and_tuning_has_seeds_of_its_own(tmp_pa
     q = f"--q {plan.options.work / 'runs' / 'umaze_iql_wide'} --training_seed 2"
     assert [q in words[method] for method in ("greedy_q", "tt", "tt_q")] == [True, False, True]
     assert "--search.horizon 1 " in words["greedy_q"] and "--search.horizon 10 " in words["tt_q"]
-    waits = [
-        plan.trained("iql_wide") in plan.play("umaze", method, 2, "wide-far").needs for method in SCRIPT["PLANNERS"]
-    ]
+    guide = plan.trained("umaze", "iql_wide")
+    waits = [guide in plan.play("umaze", method, 2, "wide-far").needs for method in SCRIPT["PLANNERS"]]
     assert waits == [True, False, True]
     tuning = " ".join(plan.play("umaze", "tt_q", 0, "wide-far", tuning=True).command)
     assert "--seed 5000000" in tuning and "--seed 7000000" in words["tt_q"]
 
 
-def test_a_baseline_trains_on_all_tasks_with_the_settings_given(tmp_path: Path) -> None:
+def test_a_baseline_trains_on_the_tasks_of_a_maze_with_the_settings_given(tmp_path: Path) -> None:
     given = json.dumps({"cql": {"conservative_weight": 6.0}})
-    plan = make_plan(tmp_path, "--tasks", "umaze", "large-play", "--baseline_steps", 7, "--settings", given)
+    chosen = ("large-diverse", "umaze", "large-play")
+    plan = make_plan(tmp_path, "--tasks", *chosen, "--baseline_steps", 7, "--settings", given)
+    assert plan.mazes == (("umaze",), ("large-play", "large-diverse"))
     for method, preset, own in (
         ("iql", "iql-antmaze", {}),
         ("iql_wide", "iql-antmaze-wide", {}),
         ("cql", "cql-antmaze", {"conservative_weight": 6.0}),
         ("dt", "dt-antmaze", {}),
     ):
-        job = plan.train_baseline(method)
-        words = job.command
-        assert preset in words and " --tasks umaze large-play --seeds 3 " in " ".join(words)
-        assert json.loads(words[words.index("--settings") + 1]) == {**own, "steps": 7}
-        assert {plan.data("umaze"), plan.data("large-play")} <= set(job.needs)
+        for tasks in plan.mazes:
+            job = plan.train_baseline(tasks, method)
+            words = job.command
+            assert preset in words and f" --tasks {' '.join(tasks)} --seeds 3 " in " ".join(words)
+            assert json.loads(words[words.index("--settings") + 1]) == {**own, "steps": 7}
+            assert {path for path in job.needs if path.suffix == ".npz"} == {plan.data(task) for task in tasks}
+            assert all(job.out in plan.play_baseline(task, method).needs for task in tasks)
 
 
 def test_searches_differ_in_how_actions_and_states_are_sampled_and_in_their_size(tmp_path: Path) -> None:
