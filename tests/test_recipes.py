@@ -23,6 +23,19 @@ def test_a_path_takes_precedence_over_a_name(tmp_path: Path) -> None:
         assert [(part.actor, part.steps) for part in recipe.parts] == [(ActorSpec(name="random", eps=0.5), 30)]
 
 
+def test_a_recipe_is_made_smaller_in_the_same_shares(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    parts = "".join(f"  - {{policy: random eps={eps}, steps: {steps}}}\n" for eps, steps in ((0.1, 10), (0.2, 30)))
+    path.write_text(f"env: Pendulum-v1\ncollect_options: {{a: 1}}\nparts:\n{parts}")
+    whole = read_recipe(path)
+    assert whole.steps == 40 and whole.with_steps(40) == whole
+    small = whole.with_steps(7)
+    assert [(part.actor.eps, part.steps) for part in small.parts] == [(0.1, 2), (0.2, 5)]
+    assert (small.env, small.collect_options) == ("Pendulum-v1", {"a": 1})
+    with pytest.raises(ValueError, match="1 steps are too few for 2 policies"):
+        whole.with_steps(1)
+
+
 def test_every_recipe_names_actors_that_exist(policies: Path) -> None:
     recipes = {name: read_recipe(name, policies) for name in recipe_names() if not name.startswith("antmaze")}
     sizes = {name: sum(part.steps or 0 for part in recipe.parts) for name, recipe in recipes.items()}
@@ -57,6 +70,7 @@ def test_every_antmaze_recipe_collects_a_million_steps_with_the_walker(ant_polic
     [
         ("env: [", r"bad\.yaml: not valid YAML"),
         ("parts: []", r"bad\.yaml: a recipe needs env and parts, each with policy and steps \('env'\)"),
+        ("env: A\nparts: []", r"bad\.yaml: parts must name at least one policy"),
         ("env: A\nparts: [{policy: random, steps: 0}]", r"bad\.yaml: steps must be at least 1, got 0"),
         ("env: A\nparts: [{policy: random, steps: .inf}]", r"bad\.yaml: a recipe needs env and parts"),
         (f"env: A\nparts: [{{policy: random, steps: {10**20}}}]", r"bad\.yaml: its dataset needs .* GiB of memory"),

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import yaml
 
 from trajectory_transformer.cli import main as tt
 from trajectory_transformer.collect import collect
 from trajectory_transformer.data.episode import Dataset, Metadata, load_npz, save_npz
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.files import write_atomically
-from trajectory_transformer.recipes import find_recipe
+from trajectory_transformer.recipes import read_recipe
 from trajectory_transformer.results import summarize
 
 T = TypeVar("T")
@@ -49,14 +48,8 @@ def make_dataset(task: str, folder: Path, policies: Path | None, *, scale: float
         return path
     if policies is None:
         raise SystemExit(f"{path} does not exist; give --policies to collect it")
-    recipe: str | Path = task
-    if scale != 1:
-        recipe = folder / f"{task}.yaml"
-        content = yaml.safe_load(find_recipe(task).read_text(encoding="utf-8"))
-        for part in content["parts"]:
-            part["steps"] = max(1, round(part["steps"] * scale))
-        write_atomically(recipe, yaml.safe_dump(content).encode())
-    words = ["collect", "--recipe", recipe, "--policies", policies, "--seed", "0", "--out", path]
+    words = ["collect", "--recipe", task, "--policies", policies, "--seed", "0", "--out", path]
+    words += [] if scale == 1 else ["--steps", round(read_recipe(task, policies).steps * scale)]
     if tt([str(word) for word in words]):
         raise SystemExit(2)
     return path

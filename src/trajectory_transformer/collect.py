@@ -152,14 +152,20 @@ def split_by_share(actors: Sequence[ActorSpec], *, steps: int | None, episodes: 
     shares = [(1 - given) / num_open if actor.share is None else actor.share for actor in actors]
     total = steps if steps is not None else episodes
     assert total is not None, "callers give steps or episodes"
-    ends = np.rint(np.cumsum(shares) * total).astype(int).tolist()
-    counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-    if min(counts) < 1:
-        raise ValueError(f"{total} {'episodes' if steps is None else 'steps'} are too few for {len(actors)} policies")
+    counts = split_count(total, shares, "episodes" if steps is None else "steps")
     return [
         Part(actor, steps=count) if steps is not None else Part(actor, episodes=count)
         for actor, count in zip(actors, counts, strict=True)
     ]
+
+
+def split_count(total: int, shares: Sequence[float], what: str) -> list[int]:
+    """Whole numbers that add up to a total, one per share; `what` names them in the message if there are too few."""
+    ends = np.rint(np.cumsum(shares) * total).astype(int).tolist()
+    counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    if min(counts) < 1:
+        raise ValueError(f"{total} {what} are too few for {len(shares)} policies")
+    return counts
 
 
 def play_parts(

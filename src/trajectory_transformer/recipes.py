@@ -1,14 +1,14 @@
 """Recipes: YAML files that say how a named dataset is collected. The package ships those of the benchmark."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePath
 from typing import Any
 
 from trajectory_transformer.actors import parse_actor
-from trajectory_transformer.collect import Part
+from trajectory_transformer.collect import Part, split_count
 from trajectory_transformer.files import read_yaml
 from trajectory_transformer.limits import check_memory
 
@@ -29,6 +29,17 @@ class Recipe:
     env_options: Mapping[str, Any] = field(default_factory=dict)
     collect_options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def steps(self) -> int:
+        """Steps of all policies together."""
+        return sum(part.steps or 0 for part in self.parts)
+
+    def with_steps(self, steps: int) -> "Recipe":
+        """The same policies, each with its share of another number of steps: its first episodes, if there are fewer."""
+        counts = split_count(steps, [(part.steps or 0) / self.steps for part in self.parts], "steps")
+        parts = tuple(replace(part, steps=count) for part, count in zip(self.parts, counts, strict=True))
+        return replace(self, parts=parts)
+
 
 def read_recipe(name: str | Path, policies: str | Path | None = None, *, trust: bool = False) -> Recipe:
     """Read a recipe by name or path; `policies` is the folder with the actor files that the recipe names.
@@ -43,6 +54,8 @@ def read_recipe(name: str | Path, policies: str | Path | None = None, *, trust: 
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{source}: a recipe needs env and parts, each with policy and steps ({reason})") from error
+    if not entries:
+        raise ValueError(f"{source}: parts must name at least one policy")
     needs_trust = isinstance(source, Path) and not trust
     if needs_trust and ":" in env:
         raise ValueError(_untrusted(source, "environment", env))

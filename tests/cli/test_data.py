@@ -62,6 +62,26 @@ def test_every_format_gives_the_same_episodes_and_the_same_weights(
         assert all(weights[name][key].equal(weights["hopper.npz"][key]) for key in weights["hopper.npz"]), name
 
 
+def test_a_smaller_collection_of_a_recipe_begins_with_the_same_episodes(
+    tt: Run, refused: Refused, tmp_path: Path
+) -> None:
+    path = tmp_path / "swing.yaml"
+    path.write_text(
+        "env: Pendulum-v1\nparts:\n  - {policy: random, steps: 600}\n  - {policy: random eps=0.5, steps: 600}\n"
+    )
+    assert tt("collect", "--recipe", path, "--out", "whole.npz", "--workers", 1)[0] == 0
+    code, text = tt("collect", "--recipe", path, "--steps", 700, "--out", "small.npz", "--workers", 1)
+    assert code == 0 and "700 steps of Pendulum-v1" in text
+    whole, small = load_dataset("whole.npz"), load_dataset("small.npz")
+    assert [len(episode) for episode in small] == [200, 150, 200, 150]
+    assert (small.metadata["policy.0.steps"], small.metadata["policy.1.steps"]) == (350, 350)
+    for one, other in zip(small, [whole.episodes[index] for index in (0, 1, 3, 4)], strict=True):
+        np.testing.assert_array_equal(one.actions, other.actions[: len(one)])
+    for flag, value in (("env", "CartPole-v1"), ("policy", "random"), ("episodes", 5), ("noise", 0.2), ("wander", 0)):
+        rule = rf"--{flag} does nothing with --recipe, which sets it, got {value}"
+        refused(rule, "collect", "--recipe", path, f"--{flag}", value, "--out", "x.npz")
+
+
 def test_collected_minari_datasets_say_where_they_came_from(tt: Run, recipe: Path, policies: Path) -> None:
     pytest.importorskip("mujoco")
     code, text = tt("collect", "--recipe", recipe, "--policies", policies, "--workers", 1, "--result", "r.json")

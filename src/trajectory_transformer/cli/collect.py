@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from trajectory_transformer.recipes import Recipe
 
 
+_OF_RECIPES = ("env", "policy", "noise", "wander", "episodes")  # flags that a recipe replaces
+
+
 @dataclass(frozen=True, kw_only=True)
 class Collect:
     """Run policies in an environment and write their episodes as a dataset."""
@@ -40,7 +43,8 @@ class Collect:
     """Dataset to write: a file (.npz, .hdf5, .parquet, .csv) or a Minari id; must not exist. null: data/collected.npz,
     or tt/NAME-v0 for a recipe."""
     recipe: str | None = None
-    """Name (such as hopper-medium) or path of a recipe, which sets the environment, the policies and the steps."""
+    """Name (such as hopper-medium) or path of a recipe, which sets the environment, the policies and their steps.
+    --steps collects another number in the same shares."""
     policies: Path | None = None
     """Folder in which actor files are searched too."""
     env: str = FOUR_ROOMS_ID
@@ -121,8 +125,12 @@ class Collect:
         from trajectory_transformer.recipes import Recipe, read_recipe
 
         if self.recipe is not None:
+            for name in _OF_RECIPES:
+                given = getattr(self, name)
+                require(given == getattr(Collect, name), f"--{name} does nothing with --recipe, which sets it", given)
             with naming(self.recipe, "cannot be collected"):
-                return read_recipe(self.recipe, self.policies, trust=self.trust)
+                recipe = read_recipe(self.recipe, self.policies, trust=self.trust)
+                return recipe if self.steps is None else recipe.with_steps(self.steps)
         words = [self.policy] if isinstance(self.policy, str) else self.policy
         actors = [parse_actor(each, self.policies) for each in words]
         actors = [
