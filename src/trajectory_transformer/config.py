@@ -5,7 +5,7 @@ that only reproduce the authors' code are grouped in one switch, `tokens.authors
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from math import inf, isfinite
 from typing import Any, Literal
 
@@ -26,6 +26,14 @@ def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
         inner = dotted(value) if isinstance(value, Mapping) else None
         flat |= {name: value} if inner is None else {f"{name}.{key}": each for key, each in inner.items()}
     return flat
+
+
+def differences(name: str, known: object, given: object) -> str:
+    """What differs between known and given settings, for messages: "expected model.width 16, got 32"."""
+    if not is_dataclass(known) or isinstance(known, type) or not is_dataclass(given) or isinstance(given, type):
+        return f"expected {name} {known}, got {given}"
+    old, new = dotted({name: asdict(known)}), dotted({name: asdict(given)})
+    return "; ".join(f"expected {key} {old[key]}, got {new[key]}" for key in old if old[key] != new[key])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,7 @@ def test_a_smaller_collection_of_a_recipe_begins_with_the_same_episodes(
     for one, other in zip(small, [whole.episodes[index] for index in (0, 1, 3, 4)], strict=True):
         np.testing.assert_array_equal(one.actions, other.actions[: len(one)])
     for flag, value in (("env", "CartPole-v1"), ("policy", "random"), ("episodes", 5), ("noise", 0.2), ("wander", 0)):
-        rule = rf"--{flag} does nothing with --recipe, which sets it, got {value}"
+        rule = rf"--recipe sets the environment and the policies; leave out --{flag}"
         refused(rule, "collect", "--recipe", path, f"--{flag}", value, "--out", "x.npz")
 
 
@@ -174,6 +174,14 @@ def test_policies_that_do_not_fit_are_answered_in_one_sentence(refused: Refused,
     )
     refused(r"give the folder of actor files with --policies", "collect", "--recipe", "hopper-medium")
     assert not (tmp_path / "data").exists()
+
+
+def test_flags_of_collect_that_would_do_nothing_are_refused(refused: Refused) -> None:
+    words = ("collect", "--env", "Pendulum-v1", "--policy", "random")
+    refused("--noise is for the policy demonstrator, not for random; leave it out", *words, "--noise", 0.3)
+    refused("--wander is for the policy demonstrator", *words, "--wander", 0)
+    refused("--steps and --episodes both say how much to collect", *words, "--steps", 5, "--episodes", 2)
+    refused("--policies must be a folder, got nowhere", *words, "--policies", "nowhere")
 
 
 def test_discrete_environments_are_collected_trained_on_and_played(tt: Run) -> None:

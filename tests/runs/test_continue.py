@@ -140,11 +140,15 @@ def test_a_run_that_started_from_another_resumes_without_it(data: str, rng: np.r
     assert same(whole, "cut")
 
 
-def test_data_and_settings_that_do_not_fit_the_other_run_are_refused(data: str, rng: np.random.Generator) -> None:
+def test_data_and_settings_that_do_not_fit_the_other_run_are_refused(
+    data: str, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
     train_here(data, out="first")
     with pytest.raises(ValueError, match="trained on 3 observation and 2 action dimensions, the dataset has 4 observ"):
         train(other_data(rng, dims=4), init="first", train=TRAIN)
-    with pytest.raises(ValueError, match="has its tokens settings .*; leave out tokens"):
+    with pytest.raises(
+        ValueError, match=r"its tokens settings \(expected tokens\.num_bins \d+, got 9; .*leave out tok"
+    ):
         train(data, init="first", tokens=TokenConfig(num_bins=9), train=TRAIN)
     named = other_data(rng)
     actions = tuple(replace(each, actions=np.zeros_like(each.actions)) for each in named)
@@ -154,5 +158,6 @@ def test_data_and_settings_that_do_not_fit_the_other_run_are_refused(data: str, 
     with pytest.raises(ValueError, match=r"\(init\) cannot use shards"):
         train(data, init="first", shards="tokens", train=TRAIN)
     assert main(["train", data, "--init", "first", "--model.width", "32", "--out", "x"]) == 2
+    assert "--init uses the token and model settings of first; leave out --model.width" in capsys.readouterr().err
     assert main(["train", data, "--init", "nowhere", "--out", "x"]) == 2
     assert not Path("x").exists()

@@ -16,7 +16,7 @@ from trajectory_transformer.baselines.data import Learner, fit_scaling
 from trajectory_transformer.baselines.model import Baseline, least_numbers, sizes_of
 from trajectory_transformer.baselines.presets import changed, find_preset, settings_dict
 from trajectory_transformer.baselines.train import Backend, BaselineMetrics, BaselineTrainer
-from trajectory_transformer.config import require
+from trajectory_transformer.config import differences, require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.sources import Columns, load_dataset
 from trajectory_transformer.data.sources.columns import parse_columns
@@ -138,7 +138,7 @@ def _check_same(
     for name, value in wanted.items():
         if value != own[name]:
             raise ValueError(
-                f"{folder} was started with other settings (expected {name} {own[name]}, got {value}); "
+                f"{folder} was started with other settings ({differences(name, own[name], value)}); "
                 f"leave out {name} to resume with its own"
             )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trajectory_transformer.actors import parse_actor
 from trajectory_transformer.cli.console import console, metrics_table, progress_bar
 from trajectory_transformer.cli.data import claim_dataset
-from trajectory_transformer.cli.parser import command_line
+from trajectory_transformer.cli.parser import changed_flags, command_line
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.data.scores import references_of
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from trajectory_transformer.recipes import Recipe
 
 
-_OF_RECIPES = ("env", "policy", "noise", "wander", "episodes")  # flags that a recipe replaces
+_OF_DEMONSTRATOR = ("--noise", "--wander")
+_OF_RECIPES = ("--env", "--policy", "--episodes", *_OF_DEMONSTRATOR)  # what a recipe sets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,9 @@ class Collect:
         require(self.steps is None or self.steps >= 1, "--steps must be at least 1", self.steps)
         require(self.workers is None or self.workers >= 1, "--workers must be at least 1", self.workers)
         require(self.seed >= 0, "--seed must not be negative", self.seed)
+        if {"--steps", "--episodes"} <= set(changed_flags(self)):
+            raise ValueError("--steps and --episodes both say how much to collect; leave out one of them")
+        require(self.policies is None or self.policies.is_dir(), "--policies must be a folder", self.policies)
         plan = self._plan()
         out = self.out or ("data/collected.npz" if self.recipe is None else f"tt/{plan.name}-v0")
         claim_dataset(out, self.result, overwrite=self.overwrite)
@@ -125,14 +129,17 @@ class Collect:
         from trajectory_transformer.recipes import Recipe, read_recipe
 
         if self.recipe is not None:
-            for name in _OF_RECIPES:
-                given = getattr(self, name)
-                require(given == getattr(Collect, name), f"--{name} does nothing with --recipe, which sets it", given)
+            given = [flag for flag in changed_flags(self) if flag in _OF_RECIPES]
+            if given:
+                raise ValueError(f"--recipe sets the environment and the policies; leave out {given[0]}")
             with naming(self.recipe, "cannot be collected"):
                 recipe = read_recipe(self.recipe, self.policies, trust=self.trust)
                 return recipe if self.steps is None else recipe.with_steps(self.steps)
         words = [self.policy] if isinstance(self.policy, str) else self.policy
         actors = [parse_actor(each, self.policies) for each in words]
+        given = [flag for flag in changed_flags(self) if flag in _OF_DEMONSTRATOR]
+        if given and all(actor.name != "demonstrator" for actor in actors):
+            raise ValueError(f"{given[0]} is for the policy demonstrator, not for {actors[0].label}; leave it out")
         actors = [
             replace(actor, noise=self.noise, wander=self.wander) if actor.name == "demonstrator" else actor
             for actor in actors

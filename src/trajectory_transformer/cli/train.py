@@ -164,12 +164,11 @@ class Train(DataFlags):
             console.print(f"writing the tokens of {self.dataset} to {self.shards}")
         tokens, model = self.tokens, self.model
         if self.init is not None:
-            usual = PRESETS[self.preset or preset_for(self.device)]
-            tokens, model = settings_of_init(
-                self.init,
-                None if tokens == usual.tokens else tokens,
-                None if model == usual.model else model,
-            )
+            usual = self.preset or preset_for(self.device)
+            given = [flag for flag in changed_flags(self, preset=usual) if flag.startswith(("--tokens.", "--model."))]
+            if given:
+                raise ValueError(f"--init uses the token and model settings of {self.init}; leave out {given[0]}")
+            tokens, model = settings_of_init(self.init, None, None)
         settings = RunSettings(
             dataset=self.dataset,
             columns=self.reading,

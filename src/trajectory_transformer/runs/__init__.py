@@ -7,7 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from trajectory_transformer.config import PRESETS, ModelConfig, PresetName, TokenConfig, TrainConfig, require
+from trajectory_transformer.config import (
+    PRESETS,
+    ModelConfig,
+    PresetName,
+    TokenConfig,
+    TrainConfig,
+    differences,
+    require,
+)
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
@@ -110,7 +118,7 @@ def train(
         for name, given in (("tokens", tokens), ("model", model), ("train", train), ("seed", seed or None)):
             if given is not None and given not in (getattr(stored, name), longer):
                 raise ValueError(
-                    f"{folder} was started with other settings (expected {getattr(stored, name)}, got {given}); "
+                    f"{folder} was started with other settings ({differences(name, getattr(stored, name), given)}); "
                     f"leave out {name} to resume with its own"
                 )
         run = resume_run(folder, dataset, device=find_device(device), train=longer)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from trajectory_transformer.config import ModelConfig, TokenConfig
+from trajectory_transformer.config import ModelConfig, TokenConfig, differences
 from trajectory_transformer.data.episode import Dataset, Dimension
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.tokens.layout import TokenLayout
@@ -21,7 +21,7 @@ def settings_of_init(
     for name, given, stored in zip(("tokens", "model"), (tokens, model), known, strict=True):
         if given is not None and given != stored:
             raise ValueError(
-                f"a run that starts from {init} has its {name} settings (expected {stored}, got {given}); "
+                f"a run that starts from {init} has its {name} settings ({differences(name, stored, given)}); "
                 f"leave out {name}"
             )
     return known
