@@ -103,9 +103,11 @@ def opened_checkpoint(folder: str | Path, kind: str = KIND) -> Iterator[tuple[di
     folder = Path(folder)
     description = _read_description(folder)
     found = description.get("kind")
+    if not isinstance(found, str) or not found.startswith(KIND):
+        raise ValueError(f"{folder / DESCRIPTION}: not the description of a {KIND} checkpoint")
     if found != kind:
-        other = f", but of a {found} checkpoint" if isinstance(found, str) else ""
-        raise ValueError(f"{folder / DESCRIPTION}: not the description of a {kind} checkpoint{other}")
+        names = [each.removeprefix(KIND).strip() or "model" for each in (found, kind)]
+        raise ValueError(f"{folder}: a checkpoint of kind {names[0]!r}, but kind {names[1]!r} is needed")
     version = description.get("format")
     if not isinstance(version, int) or version > FORMAT:
         raise ValueError(

@@ -30,10 +30,10 @@ def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def differences(name: str, known: object, given: object) -> str:
     """What differs between known and given settings, for messages: "expected model.width 16, got 32"."""
-    if not is_dataclass(known) or isinstance(known, type) or not is_dataclass(given) or isinstance(given, type):
-        return f"expected {name} {known}, got {given}"
-    old, new = dotted({name: asdict(known)}), dotted({name: asdict(given)})
-    return "; ".join(f"expected {key} {old[key]}, got {new[key]}" for key in old if old[key] != new[key])
+    plain = [asdict(each) if is_dataclass(each) and not isinstance(each, type) else each for each in (known, given)]
+    old, new = (dotted({name: each}) for each in plain)
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return "; ".join(f"expected {key} {old.get(key)}, got {new.get(key)}" for key in changed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -423,7 +423,7 @@ def test_datasets_of_different_sizes_cannot_share_a_step(tiny_dataset: Dataset, 
 
 def test_checkpoints_that_do_not_fit_are_refused(tiny_dataset: Dataset, tmp_path: Path) -> None:
     train_baseline(tiny_dataset, algorithm="bc", settings={**SMALL, "steps": 1}, out=tmp_path / "run", device="cpu")
-    with pytest.raises(ValueError, match="checkpoint, but of a trajectory-transformer baseline checkpoint"):
+    with pytest.raises(ValueError, match="a checkpoint of kind .baseline., but kind .model. is needed"):
         TrajectoryModel.load(tmp_path / "run")
     path = tmp_path / "run" / "checkpoint.json"
     description = json.loads(path.read_text())

@@ -109,3 +109,12 @@ def test_a_finished_ensemble_is_resumed_to_itself(tt: Run, studied: Path) -> Non
     code, text = tt("pets", studied / "split/train.npz", *words)
     assert code == 0, text
     assert (studied / "pets/weights.safetensors").read_bytes() == before
+
+
+def test_an_ensemble_is_refused_where_a_model_is_needed(refused: Refused, studied: Path) -> None:
+    rule = "pets: a checkpoint of kind 'ensemble', but kind 'model' is needed"
+    refused(rule, "predict", studied / "pets", "--dataset", studied / "data.npz")
+    refused(rule, "evaluate", studied / "pets")
+    policy = f'{{"policy": "{studied / "pets" / "behaviour"}"}}'
+    rule = "behaviour: a checkpoint of kind 'cloned policy', but kind 'model'"
+    refused(rule, "study", studied / "data.npz", "--predictors", policy)

@@ -16,6 +16,7 @@ from trajectory_transformer.checkpoint import DESCRIPTION, KIND, WEIGHTS, read_t
 from trajectory_transformer.config import EnsembleConfig
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
+from trajectory_transformer.pets.ensemble import KIND as ENSEMBLE
 from trajectory_transformer.pets.ensemble import Ensemble
 from trajectory_transformer.pets.fit import fit
 
@@ -144,6 +145,6 @@ def test_a_hostile_baseline_is_refused(tiny_dataset: Dataset, tmp_path: Path, ch
 def test_a_hostile_ensemble_is_refused(tiny_dataset: Dataset, tmp_path: Path, change: dict[str, int]) -> None:
     config = EnsembleConfig(num_networks=1, num_elites=1, num_layers=2, width=4, epochs=1)
     fit(tiny_dataset, config, device="cpu").save(tmp_path / "pets")
-    damage(tmp_path / "pets", lambda d, t: d["ensemble"]["config"].update(change))
+    damage(tmp_path / "pets", lambda d, t: d["ensemble"]["config"].update(change), ENSEMBLE)
     with pytest.raises(ValueError, match="the weights hold"):
         Ensemble.load(tmp_path / "pets")

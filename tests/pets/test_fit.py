@@ -67,9 +67,9 @@ def test_only_the_same_fit_is_resumed(few: Dataset, system: LinearSystem, tmp_pa
     fit(few, SMALL, seed=3, device="cpu", out=tmp_path / "pets")
     with pytest.raises(ValueError, match="exists already"):
         fit(few, SMALL, seed=3, device="cpu", out=tmp_path / "pets")
-    with pytest.raises(ValueError, match="another seed"):
+    with pytest.raises(ValueError, match=r"other settings \(expected seed 3, got 4\)"):
         fit(few, SMALL, seed=4, device="cpu", out=tmp_path / "pets", resume=True)
-    with pytest.raises(ValueError, match="another config"):
+    with pytest.raises(ValueError, match=r"other settings \(expected ensemble\.epochs \d+, got 5\); resume"):
         fit(few, replace(SMALL, epochs=5), seed=3, device="cpu", out=tmp_path / "pets", resume=True)
     other = system.play(10, 30, np.random.default_rng(1))
     with pytest.raises(ValueError, match="different data"):

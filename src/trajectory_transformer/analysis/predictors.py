@@ -17,12 +17,13 @@ from torch import Tensor
 
 from trajectory_transformer.analysis.likelihood import Futures
 from trajectory_transformer.analysis.masking import MASKED
-from trajectory_transformer.checkpoint import load_checkpoint
+from trajectory_transformer.checkpoint import checkpoint_kind
 from trajectory_transformer.config import SearchConfig, require
 from trajectory_transformer.data.episode import DoubleArray, FloatArray
 from trajectory_transformer.gpu.backends import make_decoder
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.pets import Behaviour, Ensemble
+from trajectory_transformer.pets.ensemble import KIND as ENSEMBLE
 from trajectory_transformer.pets.ensemble import Propagation
 from trajectory_transformer.randomness import stream_seed
 from trajectory_transformer.search.predict import sample_futures
@@ -327,7 +328,7 @@ def load_predictor(
     hidden: float = 0.5,
 ) -> TransformerPredictor | EnsemblePredictor:
     """The predictor in a folder: a run of `tt train`, or an ensemble with its cloned policy that `tt pets` wrote."""
-    if "ensemble" in load_checkpoint(folder)[1]:
+    if checkpoint_kind(folder) == ENSEMBLE:
         policy = Path(folder) / BEHAVIOUR
         behaviour = Behaviour.load(policy, device) if policy.is_dir() else None
         return EnsemblePredictor(Ensemble.load(folder, device), behaviour, hidden=hidden)

@@ -22,6 +22,7 @@ from trajectory_transformer.pets.ensemble import Scales, build_networks, check_n
 from trajectory_transformer.pets.fit import EnsembleMetrics, Masks, Transitions, column_moments, fit_networks
 from trajectory_transformer.pets.networks import GaussianNetworks
 
+KIND = "trajectory-transformer cloned policy"
 _SCALES = ("input_mean", "input_std", "target_mean", "target_std", "low", "high")
 
 
@@ -60,12 +61,12 @@ class Behaviour:
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint folder: safetensors and JSON."""
         description = {"config": asdict(self.config), "masked": self.masked}
-        save_checkpoint(folder, self.networks.state_dict() | self.scales, {"behaviour": description})
+        save_checkpoint(folder, self.networks.state_dict() | self.scales, {"behaviour": description}, KIND)
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> "Behaviour":
         """Read a checkpoint folder that `save` wrote."""
-        tensors, description = load_checkpoint(folder)
+        tensors, description = load_checkpoint(folder, KIND)
         try:
             stored = description["behaviour"]
             config, masked = settings_from(EnsembleConfig, stored["config"], "config"), bool(stored["masked"])

@@ -17,6 +17,7 @@ from trajectory_transformer.files import settings_from
 from trajectory_transformer.pets.networks import GaussianNetworks
 from trajectory_transformer.randomness import stream_seed
 
+KIND = "trajectory-transformer ensemble"
 Values = Tensor | FloatArray
 Act = Callable[[Tensor], Tensor]
 """A policy: states [P, O] -> actions [P, A]."""
@@ -191,12 +192,12 @@ class Ensemble:
             "observation_dim": self.observation_dim,
             "masked": self.masked,
         }
-        save_checkpoint(folder, self.networks.state_dict() | self.scales, {"ensemble": description})
+        save_checkpoint(folder, self.networks.state_dict() | self.scales, {"ensemble": description}, KIND)
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> "Ensemble":
         """Read a checkpoint folder that `save` wrote."""
-        tensors, description = load_checkpoint(folder)
+        tensors, description = load_checkpoint(folder, KIND)
         try:
             stored = description["ensemble"]
             config = settings_from(EnsembleConfig, stored["config"], "config")

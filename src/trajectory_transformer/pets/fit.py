@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trajectory_transformer.checkpoint import read_tensors, write_tensors
-from trajectory_transformer.config import EnsembleConfig, require
+from trajectory_transformer.config import EnsembleConfig, differences, require
 from trajectory_transformer.data.episode import Dataset
 from trajectory_transformer.files import OutputFolder
 from trajectory_transformer.gpu.backends import find_device, matmul_precision
@@ -109,7 +109,7 @@ def fit_networks(
     """Train networks on rows and return the elites; the state after a pass is kept in `output`, see `fit`."""
     folder = output.path
     training = _Training(networks, data, config, seed)
-    state = {"config": json.dumps(asdict(config)), "seed": str(seed)}
+    state = {"ensemble": json.dumps(asdict(config)), "seed": str(seed)}
     if folder is not None and (folder / RESUME).is_file():
         training.load(folder / RESUME, scales, state)
     saved = float("-inf")
@@ -235,7 +235,10 @@ class _Training:
         tensors, metadata = read_tensors(path)
         for name, value in expected.items():
             if metadata.get(name) != value:
-                raise ValueError(f"{path} was started with another {name} (expected {metadata.get(name)}, got {value})")
+                known, given = json.loads(metadata.get(name, "null")), json.loads(value)
+                raise ValueError(
+                    f"{path} was started with other settings ({differences(name, known, given)}); resume with its own"
+                )
         if any(not torch.equal(tensors[name], value.cpu()) for name, value in scales.items()):
             raise ValueError(f"{path} was started on different data: means and deviations differ")
         self.networks.load_state_dict(_under("weights.", tensors))
