@@ -13,16 +13,16 @@ is one, and of flags of `tt evaluate` that are given here.
 import argparse
 import json
 import shlex
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trajectory_transformer.checkpoint import load_checkpoint
+from trajectory_transformer.cli import main as tt
 from trajectory_transformer.pretrained import EVALUATION, Details, read_details, read_facts, write_model
 
 MODELS = Path(__file__).parents[1] / "src" / "trajectory_transformer" / "models"
@@ -52,12 +52,13 @@ def ship(
         if earlier and same_weights(run, rounded) and not any(word.startswith("--search") for word in words):
             found = earlier
         else:
-            command = [sys.executable, "-m", "trajectory_transformer", "evaluate", str(rounded)]
+            command = ["evaluate", str(rounded)]
             if earlier:
                 settings.write_text(json.dumps({"search": earlier["settings"]["search"]}))  # JSON is YAML
                 command += ["--config", str(settings)]
             command += ["--episodes", str(episodes), "--out", str(result), *words]
-            subprocess.run(command, check=True)
+            if tt(command):
+                raise ValueError(f"{run} could not be evaluated")
             found = read_facts(result)
     typed = shlex.split(found["command"])
     found["command"] = shlex.join([*typed[:2], name, *typed[3:]])  # tt evaluate NAME: the folder was of this machine
@@ -83,7 +84,7 @@ def portable(details: Mapping[str, Any]) -> dict[str, Any]:
     return {**details, **({"command": shlex.join(words)} if words else {})}
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Parse flags and write the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="run folder, or any folder with a checkpoint")
@@ -92,10 +93,10 @@ def main() -> int:
     parser.add_argument("--evaluation", type=Path, help="result of tt evaluate; default: evaluation.json in the run")
     parser.add_argument("--facts", type=Path, help="JSON file of locomotion_data.py about the data, for the card")
     parser.add_argument("--models", type=Path, default=MODELS, help="folder of all models")
-    options, words = parser.parse_known_args()
+    options, words = parser.parse_known_args(arguments)
     try:
         folder = ship(**vars(options), words=words)
-    except (ValueError, OSError, subprocess.CalledProcessError) as error:
+    except (ValueError, OSError) as error:
         print(f"ship_model.py: error: {error}", file=sys.stderr)
         return 2
     size = sum(path.stat().st_size for path in folder.iterdir())

@@ -45,11 +45,16 @@ def test_every_command_parses_and_every_input_is_made_by_a_job(tmp_path: Path) -
     # Five datasets with three models each; five baselines in three mazes; two searches; five baselines and three
     # planners played.
     assert len(jobs) == 5 + 5 * 3 + 5 * 3 + 5 * 2 + 5 * (5 + 3 * 3)
+    commands = {}  # one of those that differ in a task or a seed only
     for job in jobs:
         for words in (job.command, job.resume):
             if "trajectory_transformer" in words:
                 name, *flags = words[words.index("trajectory_transformer") + 1 :]
-                parse(name, COMMANDS[name], flags)
+                commands[name, tuple(flag for flag in flags if flag.startswith("--"))] = flags
+    # Training, its continuation, and plays: of baselines, without Q, with either search, one step ahead.
+    assert len(commands) == 2 + 5
+    for (name, _), flags in commands.items():
+        parse(name, COMMANDS[name], flags)
 
 
 def test_what_searches_are_compared_with_is_trained_first(tmp_path: Path) -> None:

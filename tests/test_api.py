@@ -68,15 +68,19 @@ def test_run_folders_are_strings_or_paths(run: str) -> None:
 
 def test_evaluate_gives_the_metrics_and_episodes_of_the_command(run: str, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    assert main(["evaluate", run, "--episodes", "2", "--out", str(out), *FLAGS]) == 0
+    short: dict[str, Any] = {"max_episode_steps": 40}
+    words = ["--episodes", "2", "--env_options", json.dumps(short), "--out", str(out), *FLAGS]
+    assert main(["evaluate", run, *words]) == 0
     played: list[Episode] = []
-    found = evaluate(Planner(run, search=SEARCH, seed=FIRST_SEED), episodes=2, on_episode=played.append)
+    planner = Planner(run, search=SEARCH, seed=FIRST_SEED)
+    found = evaluate(planner, env_options=short, episodes=2, on_episode=played.append)
     stored = json.loads(out.read_text())
     assert untimed(found.metrics) == untimed(stored["metrics"])
     assert found.env == "Pendulum-v1" and list(found.episodes) == played
     assert stored["returns"] == [episode.total_reward for episode in found.episodes]
     assert {"plan_ms_p50", "plan_ms_p90", "plan_ms_p99"} <= found.metrics.keys()
-    again = evaluate(Planner(run, search=SEARCH, seed=FIRST_SEED), "Pendulum-v1", episodes=2, num_envs=1)
+    planner = Planner(run, search=SEARCH, seed=FIRST_SEED)
+    again = evaluate(planner, "Pendulum-v1", env_options=short, episodes=2, num_envs=1)
     assert untimed(again.metrics) == untimed(found.metrics)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -191,27 +192,28 @@ def test_the_hub_needs_its_extra(run: Path, monkeypatch: pytest.MonkeyPatch) -> 
         push_to_hub(run, "swing")
 
 
-def test_ship_model_writes_rounded_weights_and_their_evaluation(run: Path, tmp_path: Path) -> None:
+def test_ship_model_writes_rounded_weights_and_their_evaluation(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ship = runpy.run_path(str(ROOT / "benchmarks/ship_model.py"))["main"]
     words = ["--models", str(tmp_path), "--episodes", "1", "--env_options", "{max_episode_steps: 4}"]
-    command = [sys.executable, str(ROOT / "benchmarks/ship_model.py"), str(run), "swing", *words]
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    assert ship([str(run), "swing", *words]) == 0
     shipped = tmp_path / "swing"
     assert weights(shipped)["gpt.heads"].dtype == torch.bfloat16
     found = json.loads((shipped / "evaluation.json").read_text())
     assert found["command"].startswith("tt evaluate swing ") and found["metrics"]["steps"] == 4
     assert "--search.beam_width 3" in found["command"] and str(tmp_path.parent) not in json.dumps(found)
     assert found["command"] in (shipped / "README.md").read_text()
-    assert subprocess.run(command, check=False, capture_output=True).returncode == 2  # it exists
+    assert ship([str(run), "swing", *words]) == 2  # it exists
     # Rounding these weights again changes nothing: nothing is played, and the evaluation stays.
-    again = [*command[:2], str(shipped), "again", *command[4:]]
-    subprocess.run(again, check=True, capture_output=True, cwd=tmp_path)
+    assert ship([str(shipped), "again", *words]) == 0
     renamed = {**found, "command": found["command"].replace("swing", "again")}
     kept = json.loads((tmp_path / "again/evaluation.json").read_text())
     assert {key: value for key, value in kept.items() if key != "training"} == {
         key: value for key, value in renamed.items() if key != "training"
     }
-    changed = [*again[:3], "other", *again[4:], "--search.horizon", "1"]
-    subprocess.run(changed, check=True, capture_output=True, cwd=tmp_path)
+    assert ship([str(shipped), "other", *words, "--search.horizon", "1"]) == 0
     assert json.loads((tmp_path / "other/evaluation.json").read_text())["settings"]["search"]["horizon"] == 1
 
 
@@ -225,7 +227,7 @@ def test_ship_model_needs_only_a_checkpoint_and_tells_what_else_is_known(run: Pa
     words = ["--models", str(tmp_path), "--episodes", "1", "--env_options", "{max_episode_steps: 4}"]
     words += ["--facts", str(tmp_path / "facts.json"), "--search.beam_width", "5", "--search.horizon", "2"]
     command = [sys.executable, str(ROOT / "benchmarks/ship_model.py"), str(bare), "swing", *words]
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)  # as it is typed
     search = read_search(tmp_path / "swing")
     assert search is not None and (search.beam_width, search.horizon) == (5, 2), "the flags are the model's settings"
     card = (tmp_path / "swing/README.md").read_text()

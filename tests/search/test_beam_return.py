@@ -237,10 +237,10 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(("window", "horizon"), [(6, 3), (3, 6), (2, 5)])
 def test_naive_and_cached_return_the_same_tokens(name: str, window: int, horizon: int) -> None:
-    # 4 layouts x 3 windows x 12 seeds x 8 environments: 1,152 prompts, some with stop tokens.
+    # 4 layouts x 3 windows x 6 seeds x 8 environments: 576 prompts, some with stop tokens; every length of the past.
     layout = SHAPES[name]
     objective = discounted_return(0.9) if layout.rewards else log_likelihood
-    for seed in range(12):
+    for seed in range(6):
         gpt = random_gpt(layout, window, seed)
         rng = torch.Generator().manual_seed(seed)
         past = seed % window

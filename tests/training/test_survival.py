@@ -20,12 +20,14 @@ SETTINGS += ["--train.steps", "220", "--checkpoint_every", "5"]
 
 DIFFERENT = r"run was started on a different dataset \(expected sha256:\w{64}, got sha256:\w{64}\)"
 
-# Imports torch once and forks, so that the kills hit the run and not the import. A moment is a number of saves and then
-# a number of seconds after the start. Steps are slowed down, or a fast machine would finish before the last kill.
+# Imports everything once and forks: the kills hit the run and not the imports. A moment is a number of saves and
+# then a number of seconds after the start. Steps are slowed down, or a fast machine would finish before the last kill.
 KILLER = """
 import json, os, signal, sys, time
 from pathlib import Path
+import torch._dynamo  # torch does when it makes an optimizer
 from trajectory_transformer.cli import main
+from trajectory_transformer.report import dataset, page
 from trajectory_transformer.training.engine import EagerEngine
 
 words, run, moments = json.loads(sys.argv[1])

@@ -8,6 +8,7 @@ from argparse import Action
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol, get_args, get_type_hints
 
@@ -136,17 +137,21 @@ def parse(command_name: str, command: type[Command], words: Sequence[str]) -> Co
 
     Where no preset is named, the command may choose one by its other settings, such as the device.
     """
+    parser = _make_parser(command_name, command)
+    parser.files = tuple(_config_files(words))
+    for flag, value in _flags(words):
+        if (flag == "--config" or flag[2:] in _groups(command)) and Path(value).is_file():
+            _check_settings(Path(value))
     requested = _requested_preset(words)
-    parsed = _parse(command_name, command, words, requested)
+    parsed = _read(parser, command, words, requested)
     chosen = None if requested else getattr(parsed, "usual_preset", None)
-    return parsed if chosen is None else _parse(command_name, command, words, chosen)
+    return parsed if chosen is None else _read(parser, command, words, chosen)
 
 
-def _parse(command_name: str, command: type[Command], words: Sequence[str], preset_name: str | None) -> Command:
-    """Read a command's flags; those that are not given have the values of a preset."""
+def _make_parser(command_name: str, command: type[Command]) -> CommandParser:
+    """The parser of a command's flags."""
     parser = CommandParser(prog=f"tt {command_name}", description=command.__doc__, formatter_class=HelpFormatter)
     parser.required, parser.examples = command.required, command.examples
-    parser.files = tuple(_config_files(words))
     parser.allow_abbrev = False  # an abbreviated --preset would be missed below
     parser._negative_number_matcher = _NEGATIVE  # argparse takes -1e-05 for a flag
     parser.add_argument("--config", action="config", help="YAML file of settings; flags after it override it.")
@@ -159,9 +164,11 @@ def _parse(command_name: str, command: type[Command], words: Sequence[str], pres
         group._group_actions.sort(key=lambda action: action.dest.partition(".")[0] not in own)
         if group.title == (command.__doc__ or "").rstrip("."):
             group.title = "flags"  # the description says the rest
-    for flag, value in _flags(words):
-        if (flag == "--config" or flag[2:] in _groups(command)) and Path(value).is_file():
-            _check_settings(Path(value))
+    return parser
+
+
+def _read(parser: CommandParser, command: type[Command], words: Sequence[str], preset_name: str | None) -> Command:
+    """Read a command's flags; those that are not given have the values of a preset."""
     presets = {str(known): preset for known, preset in PRESETS.items()}
     preset = presets.get(preset_name or "")
     own_groups = {field.name for field in fields(command)} & set(_PRESET_GROUPS)
@@ -279,14 +286,19 @@ def _refuse_code(path: Path, command: Command) -> None:
                 )
 
 
-def _groups(settings: type[Any], prefix: str = "") -> Iterator[str]:
+@cache
+def _groups(settings: type[Any]) -> tuple[str, ...]:
     """Dotted names of the groups of settings that always have a value."""
+    return tuple(_find_groups(settings, ""))
+
+
+def _find_groups(settings: type[Any], prefix: str) -> Iterator[str]:
     for field in fields(settings):
         if type(None) in get_args(get_type_hints(settings)[field.name]):
             continue
         if callable(field.default_factory) and is_dataclass(value := field.default_factory()):
             yield prefix + field.name
-            yield from _groups(type(value), f"{prefix}{field.name}.")
+            yield from _find_groups(type(value), f"{prefix}{field.name}.")
 
 
 def command_line(name: str, command: Command, *, leave_out: Sequence[str] = (), **replaced: object) -> str:
