@@ -63,6 +63,7 @@ def test_no_thread_of_the_process_group_outlives_it(tmp_path: Path) -> None:
     script = tmp_path / "steps.py"
     script.write_text(
         """
+import sys
 from pathlib import Path
 import torch
 from trajectory_transformer.gpu.backends import joined_world
@@ -76,7 +77,8 @@ with joined_world(torch.device("cpu")) as (world, _):
     weight.grad = world.add_up(torch.ones(3))
     optimizer.step()
     during = threads()
-print(f"{sum('gloo' in name for name in during) > 0} {sum('gloo' in name for name in threads())}")
+line = f"{sum('gloo' in name for name in during) > 0} {sum('gloo' in name for name in threads())}\\n"
+sys.stdout.write(line)  # print writes the end of a line apart, and the lines of two processes may mix
 """
     )
     assert in_two_processes(str(script)).splitlines() == ["True 0", "True 0"]
