@@ -117,7 +117,7 @@ def prepare(page: str) -> None:
     """Write what the commands of a page read."""
     pendulum = collect("Pendulum-v1", "random", episodes=6, env_options={"max_episode_steps": 20})
     if page == "docs/antmaze.md":
-        Path("POLICIES").mkdir()  # small recipes have no policy of it
+        Path("POLICIES").mkdir()  # empty: small recipes play randomly
     if page == "docs/baselines.md":
         tt("collect", "--recipe", "hopper-medium")
     if page == "docs/data.md":

@@ -179,19 +179,15 @@ def test_a_run_of_the_usual_length_stores_its_steps_and_resumes(data: str, monke
 def test_resume_refuses_other_data_and_other_settings(data: str, tiny_dataset: Dataset) -> None:
     run(data, out="run")
     weights = load_file("run/weights.safetensors")
-    for name, other in (
-        ("tokens", replace(TOKENS, num_bins=9)),
-        ("model", replace(MODEL, width=32)),
-        ("train", replace(TRAIN, steps=20, batch_size=5)),
-        ("seed", 4),
+    steps, batch_size = TRAIN.steps, TRAIN.batch_size
+    both = f"expected train.steps {steps}, got 20; expected train.batch_size {batch_size}, got 5"
+    for name, other, differences in (
+        ("tokens", replace(TOKENS, num_bins=9), f"expected tokens.num_bins {TOKENS.num_bins}, got 9"),
+        ("model", replace(MODEL, width=32), f"expected model.width {MODEL.width}, got 32"),
+        ("train", replace(TRAIN, steps=20, batch_size=5), both),
+        ("seed", 4, "expected seed 3, got 4"),
     ):
-        changed = {
-            "tokens": f"expected tokens.num_bins {TOKENS.num_bins}, got 9",
-            "model": f"expected model.width {MODEL.width}, got 32",
-            "train": f"expected train.steps {TRAIN.steps}, got 20; expected train.batch_size {TRAIN.batch_size}, got 5",
-            "seed": "expected seed 3, got 4",
-        }[name]
-        rule = rf"run was started with other settings \({changed}\); leave out {name} to resume"
+        rule = rf"run was started with other settings \({differences}\); leave out {name} to resume"
         with pytest.raises(ValueError, match=rule):
             run(data, out="run", resume=True, **{name: other})
     save_dataset(replace(tiny_dataset, episodes=tiny_dataset.episodes[:3]), "other.npz")

@@ -29,10 +29,10 @@ class TrainBaseline(DataFlags):
     dataset: str | None = None
     """Dataset to train on."""
     algorithm: str = "iql"
-    """bc, td3bc, iql, cql, brac, mbop, dt, each with the settings of its paper; dt with the target return of a task:
-    dt-hopper, dt-halfcheetah, dt-halfcheetah-medium-expert, dt-walker2d; for mazes: iql-antmaze, cql-antmaze and
-    dt-antmaze, where the reward is 1 at the goal and 0 elsewhere. iql-antmaze-wide:
-    our settings for plans by Q in mazes; the first two observations must be the position."""
+    """bc, td3bc, iql, cql, brac, mbop or dt, each with the settings of its paper. dt with the target return of a task:
+    dt-hopper, dt-halfcheetah, dt-halfcheetah-medium-expert, dt-walker2d. For mazes, with a reward of 1 at the goal and
+    0 elsewhere: iql-antmaze, cql-antmaze, dt-antmaze. iql-antmaze-wide: our settings for plans by Q in mazes; the first
+    two observations must be the position."""
     out: Path = Path("runs/baseline")
     """Run folder to write; must not exist."""
     overwrite: bool = False
