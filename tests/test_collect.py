@@ -141,7 +141,7 @@ def test_shares_split_steps_and_policies_without_a_share_split_the_remainder() -
         (["random share=0.5"], "must add up to 1, got a sum of 0.5 and 0 policies without share"),
         (["random share=1", "random eps=0.5"], "must add up to 1, got a sum of 1 and 1 policies without share"),
         (["random", "random"], "policy 'random' is given twice"),
-        (["random", "random eps=0.1", "random eps=0.2", "random eps=0.3"], "3 steps are too few for 4 policies"),
+        (["random", "random eps=0.1", "random eps=0.2", "random eps=0.3"], "too few steps for 4 policies: 3"),
         ([], "policy must name at least one policy, got "),
     ],
 )

@@ -32,7 +32,7 @@ def test_a_recipe_is_made_smaller_in_the_same_shares(tmp_path: Path) -> None:
     small = whole.with_steps(7)
     assert [(part.actor.eps, part.steps) for part in small.parts] == [(0.1, 2), (0.2, 5)]
     assert (small.env, small.collect_options) == ("Pendulum-v1", {"a": 1})
-    with pytest.raises(ValueError, match="1 steps are too few for 2 policies"):
+    with pytest.raises(ValueError, match="too few steps for 2 policies: 1"):
         whole.with_steps(1)
 
 

@@ -164,7 +164,7 @@ def split_count(total: int, shares: Sequence[float], what: str) -> list[int]:
     ends = np.rint(np.cumsum(shares) * total).astype(int).tolist()
     counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     if min(counts) < 1:
-        raise ValueError(f"{total} {what} are too few for {len(shares)} policies")
+        raise ValueError(f"too few {what} for {len(shares)} policies: {total}")
     return counts
 
 
