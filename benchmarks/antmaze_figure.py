@@ -68,16 +68,18 @@ def candidates_of(trace: Path, step: int) -> tuple[Array, Array]:
     return np.concatenate([first, states[known, :, :2]], axis=1), values[known]
 
 
-def draw_candidates(figure: Figure, axes: Axes, paths: Array, values: Array, around: float) -> None:
-    """Candidates coloured by value, the best one last, in a square around the current position."""
+def draw_candidates(figure: Figure, axes: Axes, paths: Array, values: Array) -> None:
+    """Candidates coloured by value, the best one last, in a square around all of them."""
     order = np.argsort(values)
     lines = LineCollection(list(paths[order]), array=values[order], cmap="viridis", linewidths=1.5)
     axes.add_collection(lines)
     axes.plot(*paths[order[-1]].T, color="crimson", linewidth=2.0)
-    x, y = paths[0, 0]
-    axes.plot(x, y, marker="o", markersize=6, color="white", markeredgecolor="black", linestyle="none", zorder=3)
+    axes.plot(*paths[0, 0], marker="o", markersize=6, color="white", markeredgecolor="black", linestyle="none", zorder=3)
+    low, high = paths.min(axis=(0, 1)), paths.max(axis=(0, 1))
+    (x, y), around = (low + high) / 2, max(0.6 * float((high - low).max()), 0.2)
     axes.set(xlim=(x - around, x + around), ylim=(y - around, y + around))
-    figure.colorbar(lines, ax=axes, label="value of the plan", shrink=0.8)
+    beside = axes.inset_axes((1.03, 0.0, 0.04, 1.0))
+    figure.colorbar(lines, cax=beside, label="value of the plan")
 
 
 def draw(data: Dataset, played: dict[str, Dataset], paths: Array, values: Array, *, routes: int) -> Figure:
@@ -94,8 +96,7 @@ def draw(data: Dataset, played: dict[str, Dataset], paths: Array, values: Array,
         draw_routes(panel, dataset.episodes, [COLORS[episode.terminated] for episode in dataset], 0.5)
         reached = sum(episode.terminated for episode in dataset)
         panel.set_title(f"{name}: {reached} of {len(dataset)} reach the goal")
-    moved = float(np.abs(paths - paths[:, :1]).max())
-    draw_candidates(figure, panels[3], paths, values, max(1.3 * moved, 0.2))
+    draw_candidates(figure, panels[3], paths, values)
     panels[3].set_title(f"TT + Q: {len(paths)} candidates, {paths.shape[1] - 1} steps ahead")
     return figure
 
