@@ -74,7 +74,7 @@ def draw_candidates(figure: Figure, axes: Axes, paths: Array, values: Array) -> 
     lines = LineCollection(list(paths[order]), array=values[order], cmap="viridis", linewidths=1.5)
     axes.add_collection(lines)
     axes.plot(*paths[order[-1]].T, color="crimson", linewidth=2.0)
-    axes.plot(*paths[0, 0], marker="o", markersize=6, color="white", markeredgecolor="black", linestyle="none", zorder=3)
+    axes.plot(*paths[0, 0], "o", markersize=6, color="white", markeredgecolor="black", zorder=3)
     low, high = paths.min(axis=(0, 1)), paths.max(axis=(0, 1))
     (x, y), around = (low + high) / 2, max(0.6 * float((high - low).max()), 0.2)
     axes.set(xlim=(x - around, x + around), ylim=(y - around, y + around))
