@@ -92,6 +92,10 @@ class Plan:
         """The checkpoint of a baseline with all seeds."""
         return Path(self.options.work / "runs" / f"{task}_{method}")
 
+    def seeds(self, method: str) -> int:
+        """The number of training seeds of a method."""
+        return 1 if method in self.options.one_seed else int(self.options.seeds)
+
     @property
     def mazes(self) -> tuple[tuple[str, ...], ...]:
         """The chosen tasks by maze, in the order of the table."""
@@ -146,7 +150,7 @@ class Plan:
         script, data = Path(__file__).with_name("antmaze_baselines.py"), [self.data(task) for task in tasks]
         settings = self.changed(method)
         words: list[object] = ["--method", method, "--datasets", data[0].parent, "--runs", out.parents[1]]
-        words += ["--tasks", *tasks, "--seeds", options.seeds, "--device", options.device]
+        words += ["--tasks", *tasks, "--seeds", self.seeds(method), "--device", options.device]
         words += ["--settings", json.dumps(settings)] if settings else []
         needs = (*data, *(self.facts(task) for task in tasks))
         return Job("train", out, command(sys.executable, script, BASELINES[method], *words), needs)
@@ -186,7 +190,7 @@ class Plan:
             needed.append(GUIDE)
         found += [self.train_baseline(tasks, GUIDE) for tasks in self.mazes if GUIDE in needed]
         # By seed first: the searches are compared with the models of the first seed.
-        for seed in range(options.seeds) if planners else ():
+        for seed in range(max(map(self.seeds, planners), default=0)):
             found += [self.train(task, seed) for task in options.tasks]
         found += [self.train_baseline(tasks, each) for each in needed if each != GUIDE for tasks in self.mazes]
         return found
@@ -206,17 +210,18 @@ class Plan:
                 if method in BASELINES:
                     found.append(self.play_baseline(task, method))
                 else:
-                    found += [self.play(task, method, seed, search) for seed in range(self.options.seeds)]
+                    found += [self.play(task, method, seed, search) for seed in range(self.seeds(method))]
         return found
 
     def percent(self, task: str, method: str) -> list[list[float]] | None:
         """100 for every episode that reached the goal and 0 for the others, by training seed; None if not played."""
-        seeds = range(self.options.seeds)
-        paths = [self.played(task, method)] if method in BASELINES else [self.played(task, method, s) for s in seeds]
+        seeds = self.seeds(method)
+        baseline = method in BASELINES
+        paths = [self.played(task, method)] if baseline else [self.played(task, method, s) for s in range(seeds)]
         if not all(path.exists() for path in paths):
             return None
         values = [100.0 * value for path in paths for value in json.loads(path.read_text())["returns"]]
-        return np.array(values).reshape(self.options.seeds, -1).tolist()
+        return np.array(values).reshape(seeds, -1).tolist()
 
 
 def choose_search(plan: Plan) -> str:
@@ -310,6 +315,8 @@ def parse(arguments: Sequence[str] | None) -> Plan:
         "--searches", nargs="+", choices=tuple(SEARCHES), default=["likely"], help="several are compared first"
     )
     parser.add_argument("--seeds", type=int, default=3, help="number of training seeds")
+    others = [method for method in METHODS if method != GUIDE]  # plans of every training seed need a Q of their own
+    parser.add_argument("--one_seed", nargs="+", choices=others, default=[], help="methods with one training seed")
     parser.add_argument("--episodes", type=int, default=100, help="episodes of a score, per training seed")
     parser.add_argument("--tuning_episodes", type=int, default=25, help="episodes per task and compared search")
     # A power of two, because a captured search plans for the next larger one.

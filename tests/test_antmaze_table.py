@@ -65,6 +65,30 @@ def test_what_searches_are_compared_with_is_trained_first(tmp_path: Path) -> Non
     assert trained[:8] == [*(plan.trained(task, "iql_wide") for task in mazes), *first]
 
 
+def test_chosen_methods_have_one_training_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = make_plan(tmp_path, "--tasks", "umaze", "--methods", "bc", "iql", "tt", "tt_q", "--one_seed", "bc", "tt")
+    jobs = {job.out: job for job in [*plan.trainings(), *plan.scores("likely")]}
+    models = [plan.model("umaze", seed) in jobs for seed in range(4)]
+    assert models == [True, True, True, False]  # plans by Q have three
+    trained = {method: " ".join(jobs[plan.trained("umaze", method)].command) for method in ("bc", "iql", "iql_wide")}
+    assert ["--seeds 1 " in trained[method] for method in trained] == [True, False, False]
+    plays = {method: [plan.played("umaze", method, seed) in jobs for seed in range(3)] for method in ("tt", "tt_q")}
+    assert plays == {"tt": [True, False, False], "tt_q": [True, True, True]}
+    played(plan.played("umaze", "bc"), [1.0, 0.0])
+    played(plan.played("umaze", "iql"), [1.0, 0.0, 0.0] * 2)
+    played(plan.played("umaze", "tt", 0), [0.0, 1.0, 1.0])
+    percent = {method: plan.percent("umaze", method) for method in ("bc", "iql", "tt", "tt_q")}
+    assert percent == {
+        "bc": [[100.0, 0.0]],
+        "iql": [[100.0, 0.0], [0.0, 100.0], [0.0, 0.0]],
+        "tt": [[0.0, 100.0, 100.0]],
+        "tt_q": None,
+    }
+    with pytest.raises(SystemExit):
+        make_plan(tmp_path, "--one_seed", "iql_wide")
+    assert "invalid choice: 'iql_wide'" in capsys.readouterr().err
+
+
 def test_planners_differ_in_q_and_horizon_and_tuning_has_seeds_of_its_own(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     words = {method: " ".join(plan.play("umaze", method, 2, "wide-far").command) for method in SCRIPT["PLANNERS"]}
