@@ -14,8 +14,9 @@ Every job is a command that writes a file to the work folder. The same command c
 `--time_limit` stops before a limit; exit code 75 then means that there is more to do.
 
 Writes <out>/<task>_<method>.json, <out>/table.json with `<task>_<method>` and `<method>_average` (percent of episodes
-that reach the goal; `_stderr` over training seeds), and <out>/tuning.json. The table has all cells in <out>, so tasks
-and methods can be measured one after the other, also with a work folder each; averages are over all five tasks.
+that reach the goal; `_stderr` over training seeds if there are several), and <out>/tuning.json. The table has all cells
+in <out>, so tasks and methods can be measured one after the other, also with a work folder each; averages are over all
+five tasks.
 """
 
 import argparse
@@ -259,6 +260,11 @@ def write(
     print(f"wrote {path}", flush=True)
 
 
+def without_error_of_one(name: str, metrics: dict[str, float], seeds: int) -> dict[str, float]:
+    """The metrics without `<name>_stderr` if there is one training seed, which says nothing about others."""
+    return {key: value for key, value in metrics.items() if seeds > 1 or key != f"{name}_stderr"}
+
+
 def write_cells(plan: Plan, search: str) -> None:
     """Write every cell that is complete."""
     for method in plan.options.methods:
@@ -275,7 +281,7 @@ def write_cells(plan: Plan, search: str) -> None:
                 "data": json.loads(plan.facts(task).read_text()),
                 "first_command": json.loads(first.read_text())["command"],
             }
-            metrics = summary("success_percent", percent)
+            metrics = without_error_of_one("success_percent", summary("success_percent", percent), len(percent))
             write(plan, f"{task}_{method}.json", metrics, details, SCORE_SEED, plan.options.episodes)
 
 
@@ -289,13 +295,14 @@ def write_table(plan: Plan) -> None:
         paths = {task: plan.options.out / f"{task}_{method}.json" for task in TASKS}
         cells = {task: json.loads(path.read_text()) for task, path in paths.items() if path.exists()}
         for task, cell in cells.items():
-            metrics[f"{task}_{method}"] = cell["metrics"]["success_percent"]
-            metrics[f"{task}_{method}_stderr"] = cell["metrics"]["success_percent_stderr"]
+            names = (name for name in ("success_percent", "success_percent_stderr") if name in cell["metrics"])
+            metrics |= {name.replace("success_percent", f"{task}_{method}"): cell["metrics"][name] for name in names}
         by_task = [[float(np.mean(each)) for each in cell["successes"]] for cell in cells.values()]
         measured_with = [(cell["settings"], len(cell["successes"])) for cell in cells.values()]
         same = all(own == measured_with[0] for own in measured_with)
         if len(cells) == len(TASKS) and same:
-            metrics |= summarize(f"{method}_average", np.mean(by_task, axis=0).tolist())
+            name, by_seed = f"{method}_average", np.mean(by_task, axis=0).tolist()
+            metrics |= without_error_of_one(name, summarize(name, by_seed), len(by_seed))
             print(f"{method}: {metrics[f'{method}_average']:.1f} % of episodes reach the goal")
         elif cells:
             print(f"{method}: {len(cells)} of {len(TASKS)} tasks{'' if same else ', with different settings'}")

@@ -213,6 +213,31 @@ def test_the_table_holds_percent_of_episodes_by_task_and_method(
     assert json.loads((tmp_path / "out" / "umaze_iql.json").read_text())["settings"]["preset"] == "iql-antmaze"
 
 
+def test_one_training_seed_has_no_error_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["antmaze.py"])
+    plan = make_plan(tmp_path, "--methods", "bc", "iql", "--seeds", 2, "--one_seed", "bc", "--episodes", 2)
+    for task in SCRIPT["TASKS"]:
+        plan.facts(task).parent.mkdir(parents=True, exist_ok=True)
+        plan.facts(task).write_text("{}")
+        played(plan.played(task, "bc"), [1.0, 0.0])
+        played(plan.played(task, "iql"), [1.0, 0.0, 1.0, 1.0])
+    SCRIPT["write_cells"](plan, "likely")
+    SCRIPT["write_table"](plan)
+    table = json.loads((tmp_path / "out" / "table.json").read_text())["metrics"]
+    assert {name: table[name] for name in table if name.startswith(("umaze", "bc_average", "iql_average"))} == {
+        "umaze_bc": 50.0,
+        "bc_average": 50.0,
+        "bc_average_n": 1.0,
+        "umaze_iql": 75.0,
+        "umaze_iql_stderr": pytest.approx(25.0),
+        "iql_average": 75.0,
+        "iql_average_stderr": pytest.approx(25.0),
+        "iql_average_n": 2.0,
+    }
+    cell = json.loads((tmp_path / "out" / "umaze_bc.json").read_text())["metrics"]
+    assert "success_percent_stderr" not in cell and cell["success_percent_stderr_episodes"] == pytest.approx(50.0)
+
+
 def test_learners_of_several_mazes_are_those_of_each_maze_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
