@@ -295,8 +295,9 @@ def write_table(plan: Plan) -> None:
         paths = {task: plan.options.out / f"{task}_{method}.json" for task in TASKS}
         cells = {task: json.loads(path.read_text()) for task, path in paths.items() if path.exists()}
         for task, cell in cells.items():
-            names = (name for name in ("success_percent", "success_percent_stderr") if name in cell["metrics"])
-            metrics |= {name.replace("success_percent", f"{task}_{method}"): cell["metrics"][name] for name in names}
+            metrics[f"{task}_{method}"] = cell["metrics"]["success_percent"]
+            if len(cell["successes"]) > 1:
+                metrics[f"{task}_{method}_stderr"] = cell["metrics"]["success_percent_stderr"]
         by_task = [[float(np.mean(each)) for each in cell["successes"]] for cell in cells.values()]
         measured_with = [(cell["settings"], len(cell["successes"])) for cell in cells.values()]
         same = all(own == measured_with[0] for own in measured_with)

@@ -325,6 +325,10 @@ def test_the_figure_shows_routes_and_the_candidates_of_one_plan(
     np.testing.assert_allclose(np.asarray(routes.get_colors(), np.float64), expected)
     walls = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
     assert len(walls) == 25 - len(maze.free)
+    (left, right), (bottom, top) = figure.axes[3].get_xlim(), figure.axes[3].get_ylim()
+    assert right - left == pytest.approx(top - bottom)
+    inside = (paths[..., 0] > left) & (paths[..., 0] < right) & (paths[..., 1] > bottom) & (paths[..., 1] < top)
+    assert inside.all() and np.ptp(paths, axis=(0, 1)).max() > 0.8 * (right - left)  # all candidates, little around
     best = figure.axes[3].lines[-2]
     assert np.asarray(best.get_xdata()).tolist() == [9.0, 1.0, 2.0]
 
