@@ -320,13 +320,17 @@ def parse(arguments: Sequence[str] | None) -> Plan:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
     parser.add_argument(
-        "--searches", nargs="+", choices=tuple(SEARCHES), default=["likely"], help="several are compared first"
+        "--searches",
+        nargs="+",
+        choices=tuple(SEARCHES),
+        default=["likely"],
+        help="default: likely; several are compared first",
     )
-    parser.add_argument("--seeds", type=int, default=3, help="number of training seeds")
+    parser.add_argument("--seeds", type=int, default=3, help="number of training seeds; default: 3")
     others = [method for method in METHODS if method != GUIDE]  # plans of every training seed need a Q of their own
-    parser.add_argument("--one_seed", nargs="+", choices=others, default=[], help="methods with one training seed")
-    parser.add_argument("--episodes", type=int, default=100, help="episodes of a score, per training seed")
-    parser.add_argument("--tuning_episodes", type=int, default=25, help="episodes per task and compared search")
+    parser.add_argument("--one_seed", nargs="+", choices=others, default=[], help="methods with one training seed only")
+    parser.add_argument("--episodes", type=int, default=100, help="per training seed; default: 100")
+    parser.add_argument("--tuning_episodes", type=int, default=25, help="per task and search; default: 25")
     # A power of two, because a captured search plans for the next larger one.
     parser.add_argument("--num_envs", type=int, default=32, help="environments that one evaluation plays at a time")
     parser.add_argument(
@@ -336,7 +340,7 @@ def parse(arguments: Sequence[str] | None) -> Plan:
         "--settings", type=json.loads, default={}, help='of baselines, as {"cql": {"conservative_weight": 5}}'
     )
     parser.add_argument("--max_episode_steps", type=int, default=None, help="of episodes in evaluations, for a trial")
-    parser.add_argument("--trainings", type=int, default=2, help="trainings at a time; 0: none")
+    parser.add_argument("--trainings", type=int, default=2, help="trainings at a time; default: 2; 0: none")
     parser.add_argument(
         "--plays",
         type=int,
