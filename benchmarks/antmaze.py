@@ -35,7 +35,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.antmaze_baselines import trained
 from benchmarks.antmaze_data import TASKS
-from benchmarks.paper.table import MORE_TO_DO, TT, Job, Queue, command, split_flags, summary
+from benchmarks.paper.table import MORE_TO_DO, TT, Job, Queue, command, renamed, split_flags, summary
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.results import summarize, write_result
 
@@ -260,11 +260,6 @@ def write(
     print(f"wrote {path}", flush=True)
 
 
-def without_error_of_one(name: str, metrics: dict[str, float], seeds: int) -> dict[str, float]:
-    """The metrics without `<name>_stderr` if there is one training seed, which says nothing about others."""
-    return {key: value for key, value in metrics.items() if seeds > 1 or key != f"{name}_stderr"}
-
-
 def write_cells(plan: Plan, search: str) -> None:
     """Write every cell that is complete."""
     for method in plan.options.methods:
@@ -281,7 +276,7 @@ def write_cells(plan: Plan, search: str) -> None:
                 "data": json.loads(plan.facts(task).read_text()),
                 "first_command": json.loads(first.read_text())["command"],
             }
-            metrics = without_error_of_one("success_percent", summary("success_percent", percent), len(percent))
+            metrics = summary("success_percent", percent)
             write(plan, f"{task}_{method}.json", metrics, details, SCORE_SEED, plan.options.episodes)
 
 
@@ -295,15 +290,12 @@ def write_table(plan: Plan) -> None:
         paths = {task: plan.options.out / f"{task}_{method}.json" for task in TASKS}
         cells = {task: json.loads(path.read_text()) for task, path in paths.items() if path.exists()}
         for task, cell in cells.items():
-            metrics[f"{task}_{method}"] = cell["metrics"]["success_percent"]
-            if len(cell["successes"]) > 1:
-                metrics[f"{task}_{method}_stderr"] = cell["metrics"]["success_percent_stderr"]
+            metrics |= renamed(cell["metrics"], "success_percent", f"{task}_{method}")
         by_task = [[float(np.mean(each)) for each in cell["successes"]] for cell in cells.values()]
         measured_with = [(cell["settings"], len(cell["successes"])) for cell in cells.values()]
         same = all(own == measured_with[0] for own in measured_with)
         if len(cells) == len(TASKS) and same:
-            name, by_seed = f"{method}_average", np.mean(by_task, axis=0).tolist()
-            metrics |= without_error_of_one(name, summarize(name, by_seed), len(by_seed))
+            metrics |= summarize(f"{method}_average", np.mean(by_task, axis=0).tolist())
             print(f"{method}: {metrics[f'{method}_average']:.1f} % of episodes reach the goal")
         elif cells:
             print(f"{method}: {len(cells)} of {len(TASKS)} tasks{'' if same else ', with different settings'}")

@@ -25,7 +25,7 @@ from benchmarks.antmaze_q import path_lengths
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset, load_npz
 from trajectory_transformer.envs.ant_maze import AntMaze
-from trajectory_transformer.results import summarize, write_result
+from trajectory_transformer.results import summarize, with_error, write_result
 
 
 def measure(name: str, dataset: Dataset) -> dict[str, float]:
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own = measure(name, load_npz(path))
         metrics |= own
         print(
-            f"{name}: {own[f'{name}_progress']:.2f} ± {own[f'{name}_progress_stderr']:.2f} cells, "
+            f"{name}: {with_error(own, f'{name}_progress')} cells, "
             f"{own[f'{name}_reached']:.0f} % reached the goal, {own[f'{name}_flipped']:.0f} % on their backs",
             flush=True,
         )

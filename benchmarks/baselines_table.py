@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.baselines_players import SCORE_SEED, OutOfTimeError, Players
 from benchmarks.baselines_together import make_together, progress_line, save_apart
 from benchmarks.paper.locomotion_data import TASKS, make_dataset, parts_of
-from benchmarks.paper.table import MORE_TO_DO, Job, Queue, command, summary
+from benchmarks.paper.table import MORE_TO_DO, Job, Queue, command, renamed, summary
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineTrainer
 from trajectory_transformer.baselines.algorithm import Settings
 from trajectory_transformer.baselines.presets import changed, settings_dict
@@ -43,7 +43,7 @@ from trajectory_transformer.data.episode import Dataset, load_npz
 from trajectory_transformer.data.scores import normalized_score, references_of
 from trajectory_transformer.files import write_atomically
 from trajectory_transformer.gpu.backends import find_device
-from trajectory_transformer.results import summarize, write_result
+from trajectory_transformer.results import summarize, with_error, write_result
 
 ALGORITHMS = ("bc", "td3bc", "iql", "cql", "brac", "dt", "mbop")
 CHOICES = {"brac": [{"penalty": value} for value in (0.1, 1.0, 10.0)]}  # settings of training to choose from
@@ -221,8 +221,7 @@ class Cell:
                 "curve_episodes": self.options.curve_episodes,
             },
         )
-        shown = summary("score", scores)
-        print(f"{task} {self.name}: {shown['score']:.1f} ± {shown['score_stderr']:.1f}", flush=True)
+        print(f"{task} {self.name}: {with_error(summary('score', scores), 'score')}", flush=True)
 
 
 def make_cell(name: str, tasks: Sequence[str], options: argparse.Namespace, players: Players) -> Cell:
@@ -250,12 +249,12 @@ def write_table(options: argparse.Namespace) -> None:
             path = options.out / f"{task}_{name}.json"
             if path.exists():
                 found[task] = json.loads(path.read_text())["metrics"]
-                metrics[f"{task}_{name}"] = found[task]["normalized_score"]
-                metrics[f"{task}_{name}_stderr"] = found[task]["normalized_score_stderr"]
+                metrics |= renamed(found[task], "normalized_score", f"{task}_{name}")
         if found:
             metrics[f"{name}_average"] = float(np.mean([each["normalized_score"] for each in found.values()]))
-            errors = np.array([each["normalized_score_stderr"] for each in found.values()])
-            metrics[f"{name}_average_stderr"] = float(np.sqrt(np.square(errors).sum()) / len(errors))
+            errors = [each["normalized_score_stderr"] for each in found.values() if "normalized_score_stderr" in each]
+            if len(errors) == len(found):
+                metrics[f"{name}_average_stderr"] = float(np.linalg.norm(errors) / len(errors))
             metrics[f"{name}_average_n"] = len(found)
             cells[name] = {task: each["normalized_score"] for task, each in found.items()}
     write_result(

@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             speeds, first = ours(name, dataset, number, device, options)
             key = f"{name}_steps_per_second" + ("" if number == 1 else f"_{number}_seeds")
             metrics[key] = float(np.median(speeds))
-            metrics[f"{key}_stderr"] = summarize("x", speeds)["x_stderr"]
+            metrics |= {name: value for name, value in summarize(key, speeds).items() if name == f"{key}_stderr"}
             details[key] = {"repeats": speeds, "start_seconds": first}
             if number > 1 and f"{name}_steps_per_second" in metrics:
                 metrics[f"{name}_cost_{number}_seeds"] = metrics[f"{name}_steps_per_second"] / metrics[key]

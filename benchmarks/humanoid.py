@@ -13,8 +13,8 @@ Every job is a command that writes a file to the work folder, and the same comma
 - futures: one sampled future of TT and PETS each, for `benchmarks/humanoid_strip.py`.
 
 Writes <out>/humanoid.json and <out>/humanoid.png. Metrics are means over training seeds, `_stderr` their standard
-errors. The ensemble was chosen by `humanoid_tuning.py`, on other episodes. Flags of `tt train` change the settings of
-all models (`--train.steps`, `--model.width`).
+errors if there are several. The ensemble was chosen by `humanoid_tuning.py`, on other episodes. Flags of `tt train`
+change the settings of all models (`--train.steps`, `--model.width`).
 """
 
 import argparse
@@ -152,7 +152,7 @@ def write_summary(options: argparse.Namespace, places: Places, seconds: float) -
         for name in studies[0]["metrics"]:
             if not name.endswith("_stderr"):
                 own = summarize(name, [each["metrics"][name] for each in studies if name in each["metrics"]])
-                metrics |= {name: own[name], f"{name}_stderr": own[f"{name}_stderr"]}
+                metrics |= {key: value for key, value in own.items() if not key.endswith("_n")}
         curves = {
             kind: {
                 name: joined_curves([each["curves"][kind][name] for each in studies if kind in each["curves"]])

@@ -9,10 +9,11 @@ import torch
 
 from trajectory_transformer.config import ModelConfig, Sampler, SearchConfig, TokenConfig
 from trajectory_transformer.data.episode import Dataset, Dimension, Episode
+from trajectory_transformer.data.scores import References
 from trajectory_transformer.evaluate import episode_metrics, evaluate, rate_interval
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import Planner
-from trajectory_transformer.results import write_result
+from trajectory_transformer.results import with_error, write_result
 
 
 def episode(total: float, outcome: dict[str, float]) -> Episode:
@@ -37,6 +38,18 @@ def test_success_is_averaged_over_all_episodes_and_path_ratio_over_successful_on
     assert metrics["return"] == pytest.approx(3.0)
     assert metrics["return_stderr"] == pytest.approx(np.std([1, 2, 6], ddof=1) / np.sqrt(3))
     assert metrics["steps"] == 2
+
+
+def test_one_episode_has_no_error_and_no_interval() -> None:
+    metrics = episode_metrics([episode(5.0, {})], References(0.0, 10.0))
+    assert metrics == {"return": 5.0, "return_n": 1, "normalized_score": 50.0, "normalized_score_n": 1} | {
+        "steps": 2,
+        "steps_n": 1,
+    }
+    assert with_error(metrics, "return") == "5"
+    two = episode_metrics([episode(5.0, {}), episode(8.0, {})])
+    assert two["return_low"] == 5.0 and two["return_high"] == 8.0
+    assert with_error(two, "return") == "6.5 ± 1.5"
 
 
 def test_without_a_success_there_is_no_path_ratio() -> None:

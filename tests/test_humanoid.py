@@ -141,7 +141,9 @@ def test_the_summary_is_the_mean_over_seeds(tmp_path: Path) -> None:
     assert metrics["oracle_logp"] == 9.0 and metrics["tt_below_oracle_12"] == 4.0
     assert metrics["steps_tt_above_pets"] == 1.0
     assert result["observed"]["curves"]["policy"]["tt"]["log_prob"][-1] == 5.0
-    assert result["observed"]["curves"]["recorded"]["tt"]["log_prob"][-1] == 4.0
+    recorded = result["observed"]["curves"]["recorded"]["tt"]
+    assert recorded["log_prob"][-1] == 4.0
+    assert recorded["log_prob_stderr"] == [None] * 12, "one training seed says nothing about others"
     assert "masked" not in result, "its studies are missing"
     assert (tmp_path / "out" / "humanoid.png").is_file()
 

@@ -233,12 +233,14 @@ def preset_of(task: str) -> str:
 
 
 def percent_of(metrics: dict[str, float], expert: dict[str, float]) -> dict[str, float]:
-    """A mean return in percent of the expert's, with the standard errors of both combined."""
+    """A mean return in percent of the expert's, with the standard errors of both combined if both are known."""
     share = metrics["return"] / expert["return"]
-    error = math.hypot(metrics["return_stderr"], share * expert["return_stderr"]) / abs(expert["return"])
-    own = {f"expert_{name}": expert[name] for name in ("return", "return_stderr", "return_n")}
-    percent = {"percent_of_expert": 100 * share, "percent_of_expert_stderr": 100 * error}
-    return {**percent, "percent_of_expert_n": metrics["return_n"], **own}
+    found = {"percent_of_expert": 100 * share, "percent_of_expert_n": metrics["return_n"]}
+    if "return_stderr" in metrics and "return_stderr" in expert:
+        error = math.hypot(metrics["return_stderr"], share * expert["return_stderr"]) / abs(expert["return"])
+        found["percent_of_expert_stderr"] = 100 * error
+    names = ("return", "return_stderr", "return_n")
+    return found | {f"expert_{name}": expert[name] for name in names if name in expert}
 
 
 @contextmanager

@@ -274,16 +274,22 @@ def authors_preset(task: str) -> str:
 
 
 def summary(name: str, scores: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Mean over training seeds and episodes, with the standard errors over both."""
+    """Mean over training seeds and episodes, with the standard errors over both if there are several."""
     by_seed = summarize(name, [float(np.mean(each)) for each in scores])
     episodes = summarize(name, [value for each in scores for value in each])
-    return {
+    found = {
         name: by_seed[name],
-        f"{name}_stderr": by_seed[f"{name}_stderr"],
-        f"{name}_stderr_episodes": episodes[f"{name}_stderr"],
+        f"{name}_stderr": by_seed.get(f"{name}_stderr"),
+        f"{name}_stderr_episodes": episodes.get(f"{name}_stderr"),
         f"{name}_seeds": by_seed[f"{name}_n"],
         f"{name}_episodes": episodes[f"{name}_n"],
     }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def renamed(metrics: dict[str, float], name: str, new: str) -> dict[str, float]:
+    """A mean by another name, with its standard error over training seeds if it has one."""
+    return {f"{new}{kind}": metrics[f"{name}{kind}"] for kind in ("", "_stderr") if f"{name}{kind}" in metrics}
 
 
 def write(plan: Plan, path: Path, name: str, metrics: dict[str, float], details: dict[str, object]) -> None:
@@ -321,8 +327,7 @@ def write_scores(plan: Plan) -> None:
             details = {"scores": scores, "data": facts, "training": [run["metrics"] for run in runs]}
             path = plan.options.out / f"{task}_{discretizer}.json"
             write(plan, path, f"locomotion {task} {discretizer}", own, details)
-            metrics |= {f"{task}_{discretizer}": own["normalized_score"]}
-            metrics |= {f"{task}_{discretizer}_stderr": own["normalized_score_stderr"]}
+            metrics |= renamed(own, "normalized_score", f"{task}_{discretizer}")
             found[task] = scores
         if found:
             averages = [np.mean([np.mean(each[seed]) for each in found.values()]) for seed in range(plan.options.seeds)]

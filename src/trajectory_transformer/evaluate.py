@@ -28,7 +28,7 @@ class Evaluation:
     env: str
     env_options: Mapping[str, Any]
     episodes: tuple[Episode, ...]
-    metrics: dict[str, float]  # a mean `x` comes with `x_stderr` and `x_n`
+    metrics: dict[str, float]  # a mean `x` comes with `x_n` and, over at least two, `x_stderr`
     seconds: float
 
 
@@ -156,8 +156,10 @@ def episode_metrics(episodes: Sequence[Episode], references: References | None =
 
 
 def bootstrap_interval(name: str, values: Sequence[float], *, resamples: int = 2000, seed: int = 0) -> dict[str, float]:
-    """95 % bootstrap interval of the mean: `name_low` and `name_high`."""
+    """95 % bootstrap interval of the mean of at least two values: `name_low` and `name_high`."""
     data = np.asarray(values, dtype=np.float64)
+    if len(data) < 2:
+        return {}
     rng = np.random.default_rng(seed)
     means = data[rng.integers(len(data), size=(resamples, len(data)))].mean(axis=1)
     low, high = np.quantile(means, [0.025, 0.975])

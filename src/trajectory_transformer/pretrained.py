@@ -22,7 +22,7 @@ from trajectory_transformer.config import SearchConfig
 from trajectory_transformer.data.episode import Metadata
 from trajectory_transformer.files import settings_from, write_atomically
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.results import two_digits
+from trajectory_transformer.results import two_digits, with_error
 
 SEARCH, CARD, EVALUATION = "search.json", "README.md", "evaluation.json"
 DEFAULT_EPISODES = 100
@@ -231,14 +231,14 @@ def _description(model: TrajectoryModel, half: bool) -> str:
 
 def _means(metrics: Mapping[str, Any]) -> list[str]:
     """The metrics that are means over episodes."""
-    return [key for key in metrics if f"{key}_stderr" in metrics]
+    return [key for key in metrics if f"{key}_n" in metrics]
 
 
 def _scores(evaluation: Mapping[str, Any]) -> str:
     """A table of an evaluation, and where it was measured."""
     metrics = evaluation["metrics"]
     rows = [
-        f"| {key} | {metrics[key]:.4g} | {two_digits(metrics[f'{key}_stderr'])} | {metrics[f'{key}_n']:.0f} |"
+        f"| {key} | {metrics[key]:.4g} | {two_digits(metrics.get(f'{key}_stderr'))} | {metrics[f'{key}_n']:.0f} |"
         for key in _means(metrics)
     ]
     table = "\n".join(["| metric | mean | std. error over episodes | n |", "|---|---|---|---|", *rows])
@@ -261,15 +261,15 @@ def _data(metadata: Metadata, facts: Mapping[str, Any]) -> list[str]:
         parts.append("\n".join([*head, *rows]))
     if facts:
         scores = {kind: facts[kind] for kind in ("data", "best_policy_noisy", "best_policy_noiseless") if kind in facts}
-        rows = [f"- {kind.replace('_', ' ')}: {_with_error(value)}" for kind, value in scores.items()]
+        rows = [f"- {kind.replace('_', ' ')}: {_score(value)}" for kind, value in scores.items()]
         title = f"Normalised scores of the data and of its best policy, {facts['best_policy']}:"
         parts.append("\n".join([title, "", *rows]))
     return parts
 
 
-def _with_error(score: Mapping[str, float]) -> str:
+def _score(score: Mapping[str, float]) -> str:
     """A score with its standard error over episodes."""
-    return f"{score['score']:.4g} ± {two_digits(score['score_stderr'])} over {score['score_n']:.0f} episodes"
+    return f"{with_error(score, 'score')} over {score['score_n']:.0f} episodes"
 
 
 def _origin(details: Details) -> list[str]:

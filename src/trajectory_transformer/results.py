@@ -48,15 +48,22 @@ def write_result(
 
 
 def summarize(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Mean, standard error (`_stderr`) and number (`_n`) of repeated measurements."""
+    """Mean and number (`_n`) of repeated measurements, and the standard error (`_stderr`) of at least two."""
     data = np.asarray(values, dtype=np.float64)
-    stderr = float(data.std(ddof=1) / np.sqrt(len(data))) if len(data) > 1 else 0.0
-    return {name: float(data.mean()), f"{name}_stderr": stderr, f"{name}_n": float(len(data))}
+    count = len(data)
+    error = {f"{name}_stderr": float(data.std(ddof=1) / np.sqrt(count))} if count > 1 else {}
+    return {name: float(data.mean()), **error, f"{name}_n": float(count)}
 
 
-def two_digits(value: float) -> str:
-    """Format a number with two significant digits and without exponent: 223.4 as 220, not as 2.2e+02."""
-    return f"{float(f'{value:.2g}'):g}"
+def with_error(metrics: Mapping[str, float], name: str) -> str:
+    """A mean as text, with its standard error if that is known: `114.3 ± 1.5`."""
+    stderr = metrics.get(f"{name}_stderr")
+    return f"{metrics[name]:.4g}" + ("" if stderr is None else f" ± {two_digits(stderr)}")
+
+
+def two_digits(value: float | None) -> str:
+    """Format a number with two significant digits and without exponent: 223.4 as 220, not as 2.2e+02; None as ""."""
+    return "" if value is None else f"{float(f'{value:.2g}'):g}"
 
 
 def source_commit() -> str:

@@ -35,8 +35,7 @@ def _at_step(name: str, values: DoubleArray) -> dict[str, float]:
     known = values[~np.isnan(values)]
     if not len(known):
         return {}
-    found = summarize(name, known.tolist())
-    return {name: found[name], f"{name}_stderr": found[f"{name}_stderr"]}
+    return {key: value for key, value in summarize(name, known.tolist()).items() if not key.endswith("_n")}
 
 
 def curve_of(curves: Curves) -> Curve:
@@ -59,7 +58,7 @@ def mean_curve(kinds: Mapping[str, DoubleArray]) -> Curve:
         columns = [column[~np.isnan(column)] for column in values.T]
         summaries = [summarize("x", column.tolist()) if len(column) else None for column in columns]
         found[kind] = [None if each is None else each["x"] for each in summaries]
-        found[f"{kind}_stderr"] = [None if each is None else each["x_stderr"] for each in summaries]
+        found[f"{kind}_stderr"] = [None if each is None else each.get("x_stderr") for each in summaries]
     return found
 
 

@@ -138,12 +138,12 @@ def metrics_table(title: str, metrics: Mapping[str, float]) -> Table:
     for name, value in metrics.items():
         if name.endswith(("_stderr", "_n", "_low", "_high")):
             continue
-        spread, count = metrics.get(f"{name}_stderr"), metrics.get(f"{name}_n")
+        count = metrics.get(f"{name}_n")
         interval = f"{metrics[f'{name}_low']:.4g} to {metrics[f'{name}_high']:.4g}" if f"{name}_low" in metrics else ""
         table.add_row(
             name,
             f"{value:.4g}",
-            "" if spread is None else two_digits(spread),
+            two_digits(metrics.get(f"{name}_stderr")),
             interval,
             "" if count is None else f"{count:.0f}",
         )

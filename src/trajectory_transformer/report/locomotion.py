@@ -63,11 +63,8 @@ def method_scores(results: str | Path) -> dict[str, dict[str, Score]]:
         for task in TASKS:
             metrics = _metrics(folder / group / f"{task}_{suffix}.json")
             if metrics is not None:
-                scores[task] = Score(
-                    metrics["normalized_score"],
-                    metrics["normalized_score_stderr"],
-                    metrics["normalized_score_stderr_episodes"],
-                )
+                errors = (metrics.get(f"normalized_score_{kind}") for kind in ("stderr", "stderr_episodes"))
+                scores[task] = Score(metrics["normalized_score"], *errors)
         if scores:
             found[label] = scores
     return found
