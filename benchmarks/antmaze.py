@@ -283,13 +283,18 @@ def write_cells(plan: Plan, search: str) -> None:
 def write_table(plan: Plan) -> None:
     """Write the table of all cells in the folder of results, also those of earlier commands.
 
-    A method has an average if it has all tasks, with as many training seeds and the same settings in each.
+    A method has an average if it has all tasks, with as many training seeds and the same settings in each. Methods of
+    a task that were measured with another collection of its data than the first are named.
     """
     metrics: dict[str, float] = {}
+    facts: dict[str, object] = {}  # of the data of each task
+    other_data: dict[str, list[str]] = {}
     for method in METHODS:
         paths = {task: plan.options.out / f"{task}_{method}.json" for task in TASKS}
         cells = {task: json.loads(path.read_text()) for task, path in paths.items() if path.exists()}
         for task, cell in cells.items():
+            if cell["data"] != facts.setdefault(task, cell["data"]):
+                other_data.setdefault(task, []).append(method)
             metrics |= renamed(cell["metrics"], "success_percent", f"{task}_{method}")
         by_task = [[float(np.mean(each)) for each in cell["successes"]] for cell in cells.values()]
         measured_with = [(cell["settings"], len(cell["successes"])) for cell in cells.values()]
@@ -299,7 +304,10 @@ def write_table(plan: Plan) -> None:
             print(f"{method}: {metrics[f'{method}_average']:.1f} % of episodes reach the goal")
         elif cells:
             print(f"{method}: {len(cells)} of {len(TASKS)} tasks{'' if same else ', with different settings'}")
-    write(plan, "table.json", metrics, {"tasks": TASKS}, SCORE_SEED, plan.options.episodes)
+    for task, methods in other_data.items():
+        print(f"{task}: {', '.join(methods)} measured with other episodes of the recipe than the methods before")
+    details: dict[str, object] = {"tasks": TASKS, "other_data": other_data}
+    write(plan, "table.json", metrics, details, SCORE_SEED, plan.options.episodes)
 
 
 def parse(arguments: Sequence[str] | None) -> Plan:

@@ -213,6 +213,24 @@ def test_the_table_holds_percent_of_episodes_by_task_and_method(
     assert json.loads((tmp_path / "out" / "umaze_iql.json").read_text())["settings"]["preset"] == "iql-antmaze"
 
 
+def test_methods_that_were_measured_with_other_episodes_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["antmaze.py"])
+    for method, runs in (("iql", 3), ("bc", 3), ("cql", 4)):
+        words = ("--work", tmp_path / method, "--methods", method, "--tasks", "umaze", "--seeds", 1, "--episodes", 1)
+        plan = make_plan(tmp_path, *words)
+        plan.facts("umaze").parent.mkdir(parents=True)
+        plan.facts("umaze").write_text(json.dumps({"runs": runs}))
+        played(plan.played("umaze", method), [1.0])
+        SCRIPT["write_cells"](plan, "likely")
+        SCRIPT["write_table"](plan)
+        named = "umaze: cql measured with other episodes" in capsys.readouterr().out
+        table = json.loads((tmp_path / "out" / "table.json").read_text())
+        assert named == bool(table["other_data"]) == (method == "cql")
+    assert table["other_data"] == {"umaze": ["cql"]}
+
+
 def test_one_training_seed_has_no_error_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["antmaze.py"])
     plan = make_plan(tmp_path, "--methods", "bc", "iql", "--seeds", 2, "--one_seed", "bc", "--episodes", 2)
