@@ -45,6 +45,17 @@ def test_averages_need_all_tasks_and_combine_errors(tmp_path: Path) -> None:
     assert average({task: scores["IQL"][task] for task in TASKS[1:]}) is None
 
 
+def test_a_cell_of_one_training_seed_has_no_error_and_neither_has_the_average(tmp_path: Path) -> None:
+    results(tmp_path)
+    path = tmp_path / "locomotion" / f"{TASKS[0]}_quantile.json"
+    result = json.loads(path.read_text())
+    del result["metrics"]["normalized_score_stderr"]
+    path.write_text(json.dumps(result))
+    scores = method_scores(tmp_path)["TT quantile"]
+    assert str(scores[TASKS[0]]) == "50.0 (6.0)"
+    assert str(average(scores)) == "54.0 (2.0)"
+
+
 def test_the_table_has_references_ours_baselines_and_the_paper(tmp_path: Path) -> None:
     lines = locomotion_table(results(tmp_path)).splitlines()
     header = (

@@ -88,13 +88,16 @@ def reference_scores(results: str | Path) -> dict[str, dict[str, Score]]:
 
 
 def average(scores: Mapping[str, Score]) -> Score | None:
-    """Mean over all nine tasks; None if some are missing. Errors of independent trainings add up in squares."""
+    """Mean over all nine tasks; None if some are missing. Errors of independent trainings add up in squares.
+
+    It has an error only if all tasks have one.
+    """
     if set(scores) != set(TASKS):
         return None
 
     def combined(errors: Sequence[float | None]) -> float | None:
         known = [error for error in errors if error is not None]
-        return sum(error**2 for error in known) ** 0.5 / len(TASKS) if known else None
+        return sum(error**2 for error in known) ** 0.5 / len(TASKS) if len(known) == len(TASKS) else None
 
     return Score(
         sum(score.mean for score in scores.values()) / len(TASKS),
