@@ -165,6 +165,8 @@ def test_the_table_of_baselines_continues_and_joins_its_cells(tmp_path: Path) ->
         scores = [np.mean(cell["scores"]) for cell in cells]
         assert metrics[f"{name}_average"] == pytest.approx(np.mean(scores))
         assert metrics[f"hopper-medium_{name}"] == pytest.approx(scores[0])
+        errors = [cell["metrics"]["normalized_score_stderr"] for cell in cells]
+        assert metrics[f"{name}_average_stderr"] == pytest.approx(np.sqrt(np.square(errors).sum()) / 2)
         assert [point["step"] for point in cells[0]["curve"]] == [4, 8, 12]
         assert len(cells[0]["returns"]["1"]) == 2 and cells[0]["metrics"]["normalized_score_seeds"] == 2
         assert cells[0]["metrics"]["normalized_score_episodes"] == 4
@@ -193,6 +195,7 @@ def test_the_table_of_baselines_trains_several_algorithms_at_a_time(tmp_path: Pa
     assert script["main"](words) == 0
     metrics = json.loads((tmp_path / "out" / "table.json").read_text())["metrics"]
     assert metrics["bc_average_n"] == metrics["dt_average_n"] == 1
+    assert not any(name.endswith("_stderr") for name in metrics), "there is one training seed"
     for name, steps in (("bc", 8), ("dt", 4)):
         cell = json.loads((tmp_path / "out" / f"hopper-medium_{name}.json").read_text())
         assert cell["metrics"]["train_steps"] == steps
@@ -284,3 +287,4 @@ def test_the_throughput_of_baselines_is_measured_for_each_number_of_seeds(tmp_pa
         speeds = [metrics[f"{name}_steps_per_second"], metrics[f"{name}_steps_per_second_2_seeds"]]
         assert min(speeds) > 0
         assert metrics[f"{name}_cost_2_seeds"] == pytest.approx(speeds[0] / speeds[1])
+        assert metrics[f"{name}_steps_per_second_stderr"] > 0
