@@ -123,6 +123,13 @@ def test_the_card_has_the_scores_and_the_commands_of_the_run(run: Path, tmp_path
     assert f"| return | {metrics['return']:.4g} |" in body
 
 
+def test_the_scores_of_one_episode_have_no_error(run: Path) -> None:
+    metrics = {"return": -5.0, "return_n": 1.0, "plan_ms_p50": 3.0}
+    evaluation = {"metrics": metrics, "device": "x", "commit": "y", "command": "z"}
+    card = model_card(TrajectoryModel.load(run), "swing", Details(evaluation=evaluation))
+    assert "| return | -5 |  | 1 |" in card and "plan_ms" not in card
+
+
 def test_a_run_without_evaluation_has_a_card_that_says_so(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "bare")
     for name in ("evaluation.json", "training.json", "run.json"):
