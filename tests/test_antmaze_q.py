@@ -146,7 +146,7 @@ def test_progress_is_the_way_towards_the_goal(tmp_path: Path, maze: Any, capsys:
     assert metrics["near_tt_progress"] == pytest.approx((2 + 3) / 2), "two cells past the goal, and a cell from it"
     assert metrics["far_tt_reached"] == pytest.approx(100 / 3) and metrics["far_tt_reached_n"] == 3
     assert metrics["far_tt_flipped"] == pytest.approx(100 / 3)
-    assert "far_tt: 4.50 ± 1.50 cells, 33 % reached the goal, 33 % on their backs" in capsys.readouterr().out
+    assert "far_tt: 4.5 ± 1.5 cells, 33 % reached the goal, 33 % on their backs" in capsys.readouterr().out
     lost = Dataset((walled,), dataset.metadata)
     with pytest.raises(ValueError, match="lost must have episodes that begin and end outside of walls"):
         PROGRESS["measure"]("lost", lost)
