@@ -284,7 +284,7 @@ def write_table(plan: Plan) -> None:
     """Write the table of all cells in the folder of results, also those of earlier commands.
 
     A method has an average if it has all tasks, with as many training seeds and the same settings in each. Methods of
-    a task that were measured with another collection of its data than the first are named.
+    a task that were measured on other data than the first one are named.
     """
     metrics: dict[str, float] = {}
     facts: dict[str, object] = {}  # of the data of each task
@@ -305,7 +305,7 @@ def write_table(plan: Plan) -> None:
         elif cells:
             print(f"{method}: {len(cells)} of {len(TASKS)} tasks{'' if same else ', with different settings'}")
     for task, methods in other_data.items():
-        print(f"{task}: {', '.join(methods)} measured with other episodes of the recipe than the methods before")
+        print(f"{task}: measured on other data than the methods before: {', '.join(methods)}")
     details: dict[str, object] = {"tasks": TASKS, "other_data": other_data}
     write(plan, "table.json", metrics, details, SCORE_SEED, plan.options.episodes)
 

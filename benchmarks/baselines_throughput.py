@@ -29,7 +29,7 @@ from trajectory_transformer.baselines.presets import changed
 from trajectory_transformer.baselines.runs import make_trainer
 from trajectory_transformer.data.episode import Dataset, Episode
 from trajectory_transformer.gpu.backends import find_device
-from trajectory_transformer.results import summarize, write_result
+from trajectory_transformer.results import mean_and_error, write_result
 
 OBSERVATION_DIM, ACTION_DIM = 17, 6
 ALGORITHMS = ("bc", "td3bc", "iql", "cql", "brac", "dt", "mbop")
@@ -172,8 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for number in options.seeds:
             speeds, first = ours(name, dataset, number, device, options)
             key = f"{name}_steps_per_second" + ("" if number == 1 else f"_{number}_seeds")
-            metrics[key] = float(np.median(speeds))
-            metrics |= {name: value for name, value in summarize(key, speeds).items() if name == f"{key}_stderr"}
+            metrics |= mean_and_error(key, speeds) | {key: float(np.median(speeds))}
             details[key] = {"repeats": speeds, "start_seconds": first}
             if number > 1 and f"{name}_steps_per_second" in metrics:
                 metrics[f"{name}_cost_{number}_seeds"] = metrics[f"{name}_steps_per_second"] / metrics[key]

@@ -52,7 +52,7 @@ from trajectory_transformer.files import write_atomically
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.pets import EnsembleConfig
 from trajectory_transformer.report.prediction import Panel, likelihood_figure
-from trajectory_transformer.results import summarize, write_result
+from trajectory_transformer.results import mean_and_error, write_result
 
 ENSEMBLE = {"num_networks": 7, "num_elites": 5, "num_layers": 4, "width": 800}
 MODEL = {"train.steps": 8_000}  # better ones take more than 25 minutes, see docs/prediction.md
@@ -151,8 +151,8 @@ def write_summary(options: argparse.Namespace, places: Places, seconds: float) -
         studies = [json.loads(path.read_text()) for path in paths]
         for name in studies[0]["metrics"]:
             if not name.endswith("_stderr"):
-                own = summarize(name, [each["metrics"][name] for each in studies if name in each["metrics"]])
-                metrics |= {key: value for key, value in own.items() if not key.endswith("_n")}
+                values = [each["metrics"][name] for each in studies if name in each["metrics"]]
+                metrics |= mean_and_error(name, values)
         curves = {
             kind: {
                 name: joined_curves([each["curves"][kind][name] for each in studies if kind in each["curves"]])

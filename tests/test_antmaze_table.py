@@ -213,7 +213,7 @@ def test_the_table_holds_percent_of_episodes_by_task_and_method(
     assert json.loads((tmp_path / "out" / "umaze_iql.json").read_text())["settings"]["preset"] == "iql-antmaze"
 
 
-def test_methods_that_were_measured_with_other_episodes_are_named(
+def test_methods_that_were_measured_on_other_data_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["antmaze.py"])
@@ -225,7 +225,7 @@ def test_methods_that_were_measured_with_other_episodes_are_named(
         played(plan.played("umaze", method), [1.0])
         SCRIPT["write_cells"](plan, "likely")
         SCRIPT["write_table"](plan)
-        named = "umaze: cql measured with other episodes" in capsys.readouterr().out
+        named = "umaze: measured on other data than the methods before: cql\n" in capsys.readouterr().out
         table = json.loads((tmp_path / "out" / "table.json").read_text())
         assert named == bool(table["other_data"]) == (method == "cql")
     assert table["other_data"] == {"umaze": ["cql"]}

@@ -13,7 +13,7 @@ from trajectory_transformer.data.scores import References
 from trajectory_transformer.evaluate import episode_metrics, evaluate, rate_interval
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import Planner
-from trajectory_transformer.results import with_error, write_result
+from trajectory_transformer.results import counted, with_error, write_result
 
 
 def episode(total: float, outcome: dict[str, float]) -> Episode:
@@ -47,6 +47,8 @@ def test_one_episode_has_no_error_and_no_interval() -> None:
         "steps_n": 1,
     }
     assert with_error(metrics, "return") == "5"
+    assert (counted(1, "episode"), counted(2.0, "episode")) == ("1 episode", "2 episodes")
+    assert (counted(1, "process", "processes"), counted(0, "process", "processes")) == ("1 process", "0 processes")
     two = episode_metrics([episode(5.0, {}), episode(8.0, {})])
     assert two["return_low"] == 5.0 and two["return_high"] == 8.0
     assert with_error(two, "return") == "6.5 ± 1.5"

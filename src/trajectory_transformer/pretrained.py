@@ -22,7 +22,7 @@ from trajectory_transformer.config import SearchConfig
 from trajectory_transformer.data.episode import Metadata
 from trajectory_transformer.files import settings_from, write_atomically
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
-from trajectory_transformer.results import two_digits, with_error
+from trajectory_transformer.results import counted, two_digits, with_error
 
 SEARCH, CARD, EVALUATION = "search.json", "README.md", "evaluation.json"
 DEFAULT_EPISODES = 100
@@ -269,7 +269,7 @@ def _data(metadata: Metadata, facts: Mapping[str, Any]) -> list[str]:
 
 def _score(score: Mapping[str, float]) -> str:
     """A score with its standard error over episodes."""
-    return f"{with_error(score, 'score')} over {score['score_n']:.0f} episodes"
+    return f"{with_error(score, 'score')} over {counted(score['score_n'], 'episode')}"
 
 
 def _origin(details: Details) -> list[str]:

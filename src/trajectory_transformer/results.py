@@ -55,6 +55,11 @@ def summarize(name: str, values: Sequence[float]) -> dict[str, float]:
     return {name: float(data.mean()), **error, f"{name}_n": float(count)}
 
 
+def mean_and_error(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Like `summarize`, without the number of measurements."""
+    return {key: value for key, value in summarize(name, values).items() if key != f"{name}_n"}
+
+
 def with_error(metrics: Mapping[str, float], name: str) -> str:
     """A mean as text, with its standard error if that is known: `114.3 ± 1.5`."""
     stderr = metrics.get(f"{name}_stderr")
@@ -64,6 +69,11 @@ def with_error(metrics: Mapping[str, float], name: str) -> str:
 def two_digits(value: float | None) -> str:
     """Format a number with two significant digits and without exponent: 223.4 as 220, not as 2.2e+02; None as ""."""
     return "" if value is None else f"{float(f'{value:.2g}'):g}"
+
+
+def counted(count: float, one: str, several: str | None = None) -> str:
+    """A number with its noun: `1 episode`, `15 episodes`; `several` for a plural that does not end with just an s."""
+    return f"{count:.0f} {one if count == 1 else several or one + 's'}"
 
 
 def source_commit() -> str:

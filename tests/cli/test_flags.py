@@ -298,6 +298,9 @@ def test_invalid_settings_get_one_plain_sentence(
     [
         (["demo", "--steps", "0"], "--steps must be at least 1, got 0"),
         (["demo", "--goals", "0"], "--goals must be at least 1, got 0"),
+        (["evaluate", "four-rooms", "--episodes", "0"], "error: --episodes must be at least 1, got 0"),
+        (["evaluate", "four-rooms", "--num_envs", "0"], "error: --num_envs must be at least 1, got 0"),
+        (["evaluate", "four-rooms", "--seed", "-1"], "error: --seed must not be negative, got -1"),
         (["train", "--shards", "nowhere"], "nowhere: no token shards there; name the dataset"),
         (
             ["collect", "--env_options", '{"x": 1}'],

@@ -44,7 +44,7 @@ def test_a_table_is_split_where_done_is_true(tt: Run, tmp_path: Path) -> None:
     assert "10 episodes, 140 steps" in text and "truncated: 100.0 %" in text  # without final states
     code, text = tt(*words)
     assert code == 0, text
-    assert "1 episodes" in text and "episodes_found_by: nothing: all rows are one episode" in text
+    assert "1 episode," in text and "episodes_found_by: nothing: all rows are one episode" in text
 
 
 def test_done_within_an_episode_splits_it_unless_a_flag_says_otherwise(tt: Run, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_missing_values_are_refused_dropped_or_filled(refused: Refused, tt: Run,
     )
     code, text = tt("data", "show", *words, "--missing", "drop_episode")
     assert code == 0, text
-    assert "1 episodes, 2 steps" in text and "episodes_with_missing_values_dropped: 1" in text
+    assert "1 episode, 2 steps" in text and "episodes_with_missing_values_dropped: 1" in text
     code, text = tt("data", "convert", *words, "--missing", "forward_fill", "--out", "full.npz")
     assert code == 0, text
     dataset = load_dataset("full.npz")

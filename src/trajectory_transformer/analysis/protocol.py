@@ -20,7 +20,7 @@ from trajectory_transformer.analysis.study import (
 from trajectory_transformer.analysis.summary import Curve, curve_of, study_metrics
 from trajectory_transformer.config import require
 from trajectory_transformer.data.episode import Dataset
-from trajectory_transformer.results import summarize
+from trajectory_transformer.results import mean_and_error
 
 SUFFIXES: dict[Actions, str] = {"policy": "", "recorded": "_recorded"}
 """Of metrics, by the actions that futures take."""
@@ -85,8 +85,7 @@ def study_dataset(
         curves[kind] = {name: curve_of(each) for name, each in found.items()}
         seconds |= {f"{name}{SUFFIXES[kind]}": round(each.seconds, 2) for name, each in found.items()}
     for name, values in one_step_log_prob(predictors, episodes, context=context, seed=config.seed, masks=masks).items():
-        own = summarize(f"{name}_one_step_logp{masked}", values.tolist())
-        metrics |= {key: value for key, value in own.items() if not key.endswith("_n")}
+        metrics |= mean_and_error(f"{name}_one_step_logp{masked}", values.tolist())
     oracle = oracle_of(bins, starts)
     metrics[f"oracle_logp{masked}"] = oracle
     details = {

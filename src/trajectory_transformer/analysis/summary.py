@@ -6,7 +6,7 @@ import numpy as np
 
 from trajectory_transformer.analysis.study import Curves
 from trajectory_transformer.data.episode import DoubleArray
-from trajectory_transformer.results import summarize
+from trajectory_transformer.results import mean_and_error
 
 STEPS = (1, 10, 25, 50, 100)
 """Steps that have metrics of their own, besides the last one."""
@@ -35,7 +35,7 @@ def _at_step(name: str, values: DoubleArray) -> dict[str, float]:
     known = values[~np.isnan(values)]
     if not len(known):
         return {}
-    return {key: value for key, value in summarize(name, known.tolist()).items() if not key.endswith("_n")}
+    return mean_and_error(name, known.tolist())
 
 
 def curve_of(curves: Curves) -> Curve:
@@ -56,9 +56,9 @@ def mean_curve(kinds: Mapping[str, DoubleArray]) -> Curve:
     found: Curve = {}
     for kind, values in kinds.items():
         columns = [column[~np.isnan(column)] for column in values.T]
-        summaries = [summarize("x", column.tolist()) if len(column) else None for column in columns]
-        found[kind] = [None if each is None else each["x"] for each in summaries]
-        found[f"{kind}_stderr"] = [None if each is None else each.get("x_stderr") for each in summaries]
+        summaries = [mean_and_error("x", column.tolist()) if len(column) else {} for column in columns]
+        found[kind] = [each.get("x") for each in summaries]
+        found[f"{kind}_stderr"] = [each.get("x_stderr") for each in summaries]
     return found
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from trajectory_transformer.cli.console import claim, console, progress_bar
 from trajectory_transformer.cli.data import SOURCES, DataFlags
 from trajectory_transformer.cli.parser import changed_flags, command_line
+from trajectory_transformer.results import counted
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +67,7 @@ class TrainBaseline(DataFlags):
         parameters = sum(group.flat.numel() for group in trainer.algorithm.groups.values()) // len(seeds)
         console.print(
             f"training {run.settings.algorithm}, {parameters:,} parameters, on {int(trainer.rows.counts[0]):,} "
-            f"transitions for {trainer.total_steps:,} steps with {_number(len(seeds), 'seed')} "
+            f"transitions for {trainer.total_steps:,} steps with {counted(len(seeds), 'seed')} "
             f"({trainer.device}, {trainer.backend})"
         )
         _advance(run)
@@ -97,10 +98,6 @@ class TrainBaseline(DataFlags):
             command=command_line("baseline", self, leave_out=("device", "overwrite")),
         )
         return start_baseline(settings, self.out, device)
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _advance(run: "BaselineRun") -> None:

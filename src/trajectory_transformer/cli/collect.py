@@ -18,7 +18,7 @@ from trajectory_transformer.data.sources import is_minari_id, save_dataset
 from trajectory_transformer.data.sources.minari import save_minari
 from trajectory_transformer.envs import FOUR_ROOMS_ID
 from trajectory_transformer.files import naming
-from trajectory_transformer.results import write_result
+from trajectory_transformer.results import counted, write_result
 
 if TYPE_CHECKING:
     from trajectory_transformer.collect import CollectedEpisode, WorkerPool
@@ -112,11 +112,13 @@ class Collect:
                 save_dataset(dataset, out, overwrite=self.overwrite)
             seconds, cpu_seconds = time.perf_counter() - started, pool.cpu_seconds
         metrics = episode_metrics(dataset.episodes, references_of(plan.env))
-        console.print(metrics_table(f"{len(dataset)} episodes, {dataset.num_steps} steps of {plan.env}", metrics))
+        console.print(
+            metrics_table(f"{counted(len(dataset), 'episode')}, {dataset.num_steps} steps of {plan.env}", metrics)
+        )
         speed, used = dataset.num_steps / seconds, cpu_seconds / seconds / cores
         console.print(
             f"wrote {out} in {seconds:.0f} s: {speed:,.0f} steps/s, "
-            f"{workers} processes used {used:.0%} of {cores} cores"
+            f"{counted(workers, 'process', 'processes')} used {used:.0%} of {cores} cores"
         )
         if self.result is not None:
             metrics |= {"total_steps": dataset.num_steps, "steps_per_second": speed, "core_share": used}

@@ -18,6 +18,7 @@ from trajectory_transformer.data.sources import Columns, is_minari_id, save_data
 from trajectory_transformer.data.sources.columns import ColumnNames, Missing, read_columns
 from trajectory_transformer.data.sources.minari import is_local
 from trajectory_transformer.data.sources.tables import check_columns_path
+from trajectory_transformer.results import counted
 
 if TYPE_CHECKING:
     from trajectory_transformer.report.dataset import DimensionSummary
@@ -87,7 +88,7 @@ class Show(DataFlags):
         dataset = load_dataset(self.dataset, self.reading)
         lengths = np.array([len(episode) for episode in dataset])
         ended = np.mean([episode.terminated for episode in dataset])
-        console.print(f"{self.dataset}: {len(dataset)} episodes, {dataset.num_steps} steps")
+        console.print(f"{self.dataset}: {counted(len(dataset), 'episode')}, {dataset.num_steps} steps")
         console.print(f"  steps per episode: {lengths.min()} to {lengths.max()}, mean {lengths.mean():.1f}")
         console.print(f"  terminated: {100 * ended:.1f} %, truncated: {100 * (1 - ended):.1f} %")
         if dataset.has_rewards:
@@ -173,7 +174,7 @@ class Convert(DataFlags):
         claim_dataset(self.out, overwrite=self.overwrite)
         dataset = load_dataset(self.dataset, self.reading)
         save_dataset(dataset, self.out, overwrite=self.overwrite)
-        console.print(f"wrote {self.out}: {len(dataset)} episodes, {dataset.num_steps} steps")
+        console.print(f"wrote {self.out}: {counted(len(dataset), 'episode')}, {dataset.num_steps} steps")
 
 
 def claim_dataset(out: str, *paths: Path | None, overwrite: bool = False) -> None:
@@ -229,4 +230,4 @@ class Split(DataFlags):
             parts["train_masked"] = masked_dataset(train, self.hidden, self.seed, self.num_bins)
         for name, part in parts.items():
             save_npz(part, self.out / f"{name}.npz")
-            console.print(f"wrote {self.out / name}.npz: {len(part)} episodes, {part.num_steps} steps")
+            console.print(f"wrote {self.out / name}.npz: {counted(len(part), 'episode')}, {part.num_steps} steps")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from trajectory_transformer.cli.console import claim, console, metrics_table, progress_bar
 from trajectory_transformer.cli.parser import changed_flags, command_line
-from trajectory_transformer.config import FIRST_SEED, PresetName, SearchConfig
+from trajectory_transformer.config import FIRST_SEED, PresetName, SearchConfig, require
 from trajectory_transformer.data.episode import Dataset, Episode, Metadata, save_npz
 from trajectory_transformer.data.scores import references_of
 from trajectory_transformer.files import file_sha256, lock_folder, naming, read_json
-from trajectory_transformer.results import EPISODES, write_result
+from trajectory_transformer.results import EPISODES, counted, write_result
 
 if TYPE_CHECKING:
     import torch
@@ -104,6 +104,9 @@ class Evaluate:
 
         if self.run is None:
             raise ValueError("name the run folder to evaluate, for example: runs/train")
+        require(self.episodes is None or self.episodes >= 1, "--episodes must be at least 1", self.episodes)
+        require(self.num_envs >= 1, "--num_envs must be at least 1", self.num_envs)
+        require(self.seed >= 0, "--seed must not be negative", self.seed)
         folder, device = find_model(self.run), find_device(self.device)
         if self.episodes is None:
             chosen, why = default_episodes(folder, device) if is_shipped(self.run) else (DEFAULT_EPISODES, None)
@@ -257,8 +260,7 @@ class Evaluate:
                 by_seed={str(seed): part.metrics for seed, part in zip(seeds, parts, strict=True)},
             )
             self._film(found)
-        seeds_text = f"{len(seeds)} training seed{'' if len(seeds) == 1 else 's'}"
-        self._show(found, f"{baseline.name}, {seeds_text}")
+        self._show(found, f"{baseline.name}, {counted(len(seeds), 'training seed')}")
         self._update_page(None)
         return list(episodes)
 
@@ -341,7 +343,7 @@ class Evaluate:
             )
 
     def _show(self, found: "Evaluation", what: str) -> None:
-        title = f"{found.env}, {what}, {len(found.episodes)} episodes in {found.seconds:.0f} s"
+        title = f"{found.env}, {what}, {counted(len(found.episodes), 'episode')} in {found.seconds:.0f} s"
         console.print(metrics_table(title, found.metrics))
         console.print(f"wrote {', '.join(map(str, self._written()))}")
 

@@ -12,7 +12,7 @@ from trajectory_transformer.cli.data import SOURCES, DataFlags
 from trajectory_transformer.cli.parser import changed_flags, command_line
 from trajectory_transformer.config import FIRST_SEED, PRESETS, ModelConfig, PresetName, TokenConfig, TrainConfig
 from trajectory_transformer.data.sources import load_dataset
-from trajectory_transformer.results import with_error
+from trajectory_transformer.results import counted, with_error
 
 if TYPE_CHECKING:
     import torch
@@ -274,4 +274,4 @@ def _evaluation(metrics: Mapping[str, float]) -> str:
     """The main metrics of played episodes in one line."""
     shown = [name for name in ("success_rate", "normalized_score", "return") if name in metrics]
     parts = [f"{name} {with_error(metrics, name)}" for name in shown]
-    return ", ".join(parts) + f" over {metrics.get('return_n', 0):.0f} episodes"
+    return ", ".join(parts) + f" over {counted(metrics.get('return_n', 0), 'episode')}"

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from trajectory_transformer.config import TokenConfig
 from trajectory_transformer.data.episode import Dataset, Dimension
 from trajectory_transformer.report.plots import plain_label
+from trajectory_transformer.results import counted
 from trajectory_transformer.tokens.tokenizer import Tokenizer, rewards_of, slot_values, with_penalty
 
 _MAX_PANELS = 40  # a figure shows at most this many dimensions
@@ -132,6 +133,6 @@ def dataset_figure(dataset: Dataset, columns: int = 4) -> Figure:
     for panel in axes[len(panels) :]:
         panel.set_axis_off()
     hidden = max(len(steps) - _MAX_PANELS, 0)
-    title = f"{len(dataset)} episodes, {dataset.num_steps} steps"
+    title = f"{counted(len(dataset), 'episode')}, {dataset.num_steps} steps"
     figure.suptitle(title + (f"; {hidden} more dimensions not shown" if hidden else ""), fontsize=11)
     return figure

@@ -63,8 +63,11 @@ def method_scores(results: str | Path) -> dict[str, dict[str, Score]]:
         for task in TASKS:
             metrics = _metrics(folder / group / f"{task}_{suffix}.json")
             if metrics is not None:
-                errors = (metrics.get(f"normalized_score_{kind}") for kind in ("stderr", "stderr_episodes"))
-                scores[task] = Score(metrics["normalized_score"], *errors)
+                scores[task] = Score(
+                    metrics["normalized_score"],
+                    metrics.get("normalized_score_stderr"),
+                    metrics.get("normalized_score_stderr_episodes"),
+                )
         if scores:
             found[label] = scores
     return found

@@ -22,6 +22,7 @@ from trajectory_transformer.report.plots import prediction_figure, routes_figure
 from trajectory_transformer.report.rooms import between_rooms, success_by_doors
 from trajectory_transformer.report.run import RunRecord, interval, media_type, read_run
 from trajectory_transformer.report.run_figures import calibration_figure, losses_figure, returns_figure
+from trajectory_transformer.results import counted
 from trajectory_transformer.search.predict import predict
 
 PAGE = "report.html"
@@ -113,7 +114,7 @@ def summary(result: Mapping[str, object]) -> str:
     found = interval(metrics, name)
     between = "" if found is None else f" (95 % interval {found[0]:.4g} to {found[1]:.4g})"
     count = metrics.get(f"{name}_n", 0)
-    return f"{name.replace('_', ' ')} {metrics.get(name, float('nan')):.4g}{between} over {count:.0f} episodes"
+    return f"{name.replace('_', ' ')} {metrics.get(name, float('nan')):.4g}{between} over {counted(count, 'episode')}"
 
 
 def _results(runs: Sequence[RunRecord]) -> str:

@@ -23,6 +23,7 @@ from bokeh.models import (
 from trajectory_transformer.analysis.attention import attention_maps, token_labels, window_tokens
 from trajectory_transformer.analysis.forecast import LEVELS, Calibration, bands_of, calibration
 from trajectory_transformer.analysis.names import slot_names
+from trajectory_transformer.results import counted
 from trajectory_transformer.search.predict import Prediction, predict, recorded
 from trajectory_transformer.viewer.content import Content
 from trajectory_transformer.viewer.control import PlanView
@@ -356,7 +357,8 @@ class DataPage:
         limit_plot.xaxis.ticker = list(range(len(actions)))
         limit_plot.xaxis.major_label_overrides = dict(enumerate(actions))
         lengths = [len(each) for each in dataset]
-        summary = f"{len(dataset)} episodes, {dataset.num_steps} steps ({min(lengths)} to {max(lengths)} per episode)"
+        range_text = f"{min(lengths)} to {max(lengths)} per episode"
+        summary = f"{counted(len(dataset), 'episode')}, {dataset.num_steps} steps ({range_text})"
         self.text = note("", name="data-text")
         self.layout: LayoutDOM = Column(
             children=[note(summary), self.slot, self.chart, self.text, wrap(returns, limit_plot)],
