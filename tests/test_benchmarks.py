@@ -280,10 +280,14 @@ def test_the_throughput_of_baselines_is_measured_for_each_number_of_seeds(tmp_pa
     script = runpy.run_path(str(BENCHMARKS / "baselines_throughput.py"))
     out = tmp_path / "throughput.json"
     words = ["--device", "cpu", "--algorithms", "bc", "cql", "--seeds", "1", "2", "--hidden", "8", "8"]
-    words += ["--steps", "3", "--warm_up", "1", "--repeats", "2", "--episodes", "1", "--out", str(out)]
+    words += ["--steps", "3", "--warm_up", "1", "--repeats", "4", "--episodes", "1", "--out", str(out)]
     script["main"](words)
-    metrics = json.loads(out.read_text())["metrics"]
+    result = json.loads(out.read_text())
+    metrics = result["metrics"]
     for name in ("bc", "cql"):
+        assert metrics[f"{name}_steps_per_second"] == np.median(
+            result["measured"][f"{name}_steps_per_second"]["repeats"]
+        )
         speeds = [metrics[f"{name}_steps_per_second"], metrics[f"{name}_steps_per_second_2_seeds"]]
         assert min(speeds) > 0
         assert metrics[f"{name}_cost_2_seeds"] == pytest.approx(speeds[0] / speeds[1])

@@ -13,7 +13,7 @@ from trajectory_transformer.data.scores import References
 from trajectory_transformer.evaluate import episode_metrics, evaluate, rate_interval
 from trajectory_transformer.model.trajectory_model import TrajectoryModel
 from trajectory_transformer.planner import Planner
-from trajectory_transformer.results import counted, with_error, write_result
+from trajectory_transformer.results import counted, mean_and_error, with_error, write_result
 
 
 def episode(total: float, outcome: dict[str, float]) -> Episode:
@@ -52,6 +52,8 @@ def test_one_episode_has_no_error_and_no_interval() -> None:
     two = episode_metrics([episode(5.0, {}), episode(8.0, {})])
     assert two["return_low"] == 5.0 and two["return_high"] == 8.0
     assert with_error(two, "return") == "6.5 ± 1.5"
+    assert mean_and_error("x", [5.0, 8.0]) == {"x": 6.5, "x_stderr": pytest.approx(1.5)}
+    assert mean_and_error("x", [5.0]) == {"x": 5.0}
 
 
 def test_without_a_success_there_is_no_path_ratio() -> None:
