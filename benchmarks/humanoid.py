@@ -243,8 +243,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     slots = {"collect": 1, "train": options.trainings, "fit": options.fits, "play": options.plays}
     deadline = began + (options.time_limit or float("inf"))
-    complete = Queue(slots, options.work / "logs", deadline).run(jobs(options, places, train_flags))
-    write_summary(options, places, spent(places.work / "seconds.json", time.monotonic() - began))
+    try:
+        complete = Queue(slots, options.work / "logs", deadline).run(jobs(options, places, train_flags))
+    finally:  # commands that fail count too
+        seconds = spent(places.work / "seconds.json", time.monotonic() - began)
+    write_summary(options, places, seconds)
     if not complete:
         print("out of time; run the same command to continue", flush=True)
     return 0 if complete else MORE_TO_DO

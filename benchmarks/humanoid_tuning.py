@@ -215,8 +215,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     deadline = began + (options.time_limit or float("inf"))
     slots = {"collect": 1, "train": 1, "fit": 1, "study": 1}
-    complete = Queue(slots, options.work / "logs", deadline).run(jobs(options, places))
-    write_table(options, spent(options.work / "tuning" / "seconds.json", time.monotonic() - began))
+    try:
+        complete = Queue(slots, options.work / "logs", deadline).run(jobs(options, places))
+    finally:  # commands that fail count too
+        seconds = spent(options.work / "tuning" / "seconds.json", time.monotonic() - began)
+    write_table(options, seconds)
     if not complete:
         print("out of time; run the same command to continue", flush=True)
     return 0 if complete else MORE_TO_DO

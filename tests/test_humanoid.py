@@ -153,6 +153,13 @@ def test_the_time_of_interrupted_commands_adds_up(tmp_path: Path) -> None:
     assert HUMANOID["spent"](tmp_path / "seconds.json", 5.5) == 15.5
 
 
+def test_the_time_of_a_command_that_fails_counts(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    with pytest.raises(SystemExit, match="failed"):  # there are no policies
+        HUMANOID["main"](["--policies", str(tmp_path / "none"), "--work", str(work), "--device", "cpu"])
+    assert json.loads((work / "seconds.json").read_text()) > 0.0
+
+
 def test_references_of_a_start_are_equal_up_to_a_step_and_differ_after_it(tmp_path: Path, policies: Path) -> None:
     pytest.importorskip("mujoco")
     options, places, _ = parsed(tmp_path, "--policies", policies, "--starts", 2, "--visits", 2, "--horizon", 5)
