@@ -11,6 +11,7 @@ measures d3rlpy, with `compile_graph` on a GPU:
 """
 
 import argparse
+import json
 import shlex
 import sys
 import time
@@ -79,9 +80,7 @@ def ours(
     options: argparse.Namespace,
 ) -> tuple[list[float], float]:
     """Steps per second of each repeat, and seconds until the first steps were taken, compilation included."""
-    preset = changed(
-        PRESETS[name].settings, {"steps": 10**9} | ({} if options.tf32 is None else {"tf32": options.tf32})
-    )
+    preset = changed(PRESETS[name].settings, {"steps": 10**9, **options.settings.get(name, {})})
     if isinstance(preset, CQLSettings):
         preset = replace(preset, clone_steps=0)  # the steps that most of a run consists of
     if isinstance(preset, BRACSettings):
@@ -154,9 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--episodes", type=int, default=100, help="random episodes of 1000 steps to train on")
     parser.add_argument("--hidden", nargs="*", type=int, default=None, help="sizes of hidden layers; default: presets")
-    parser.add_argument(
-        "--tf32", type=lambda text: text == "true", default=None, help="true or false; default: presets"
-    )
+    parser.add_argument("--settings", type=json.loads, default={}, help='to change, as {"cql": {"bfloat16": true}}')
     parser.add_argument("--backend", choices=("auto", "eager", "captured", "compiled"), default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--d3rlpy", action="store_true", help="also measure d3rlpy, which must be installed")
@@ -193,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             seeds=list(range(max(options.seeds))),
             seconds=time.perf_counter() - began,
             metrics=metrics,
-            details={"settings": {"backend": options.backend}, "measured": details},
+            details={"settings": {"backend": options.backend, **options.settings}, "measured": details},
         )
         print(f"wrote {options.out}")
 

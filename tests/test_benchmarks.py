@@ -281,9 +281,10 @@ def test_the_throughput_of_baselines_is_measured_for_each_number_of_seeds(tmp_pa
     out = tmp_path / "throughput.json"
     words = ["--device", "cpu", "--algorithms", "bc", "cql", "--seeds", "1", "2", "--hidden", "8", "8"]
     words += ["--steps", "3", "--warm_up", "1", "--repeats", "4", "--episodes", "1", "--out", str(out)]
-    script["main"](words)
+    script["main"]([*words, "--settings", '{"cql": {"bfloat16": true}}'])
     result = json.loads(out.read_text())
     metrics = result["metrics"]
+    assert result["settings"]["cql"] == {"bfloat16": True}
     for name in ("bc", "cql"):
         assert metrics[f"{name}_steps_per_second"] == np.median(
             result["measured"][f"{name}_steps_per_second"]["repeats"]

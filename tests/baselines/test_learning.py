@@ -8,6 +8,15 @@ from trajectory_transformer.baselines import Baseline, train_baseline
 from trajectory_transformer.data.episode import Dataset, Episode, FloatArray
 from trajectory_transformer.rollout import Step
 
+CQL = {
+    "steps": 500,
+    "learning_rate": 3e-3,
+    "actor_learning_rate": 3e-3,
+    "clone_steps": 50,
+    "conservative_weight": 1.0,
+    "num_actions": 4,
+}
+
 
 def play(baseline: Baseline, seed: int, goals: FloatArray | None = None) -> float:
     """Mean distance of 50 points to 0 (or to their goals) after ten steps."""
@@ -27,17 +36,8 @@ def play(baseline: Baseline, seed: int, goals: FloatArray | None = None) -> floa
     [
         ("td3bc", {"steps": 600, "learning_rate": 3e-3}),
         ("iql", {"steps": 600, "learning_rate": 3e-3, "temperature": 10.0, "discount": 0.8}),
-        (
-            "cql",
-            {
-                "steps": 500,
-                "learning_rate": 3e-3,
-                "actor_learning_rate": 3e-3,
-                "clone_steps": 50,
-                "conservative_weight": 1.0,
-                "num_actions": 4,
-            },
-        ),
+        ("cql", CQL),
+        ("cql", {**CQL, "bfloat16": True}),
     ],
 )
 def test_algorithms_with_rewards_improve_on_random_actions(

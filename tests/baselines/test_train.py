@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from tests.baselines.conftest import SMALL, SMALL_OF
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineMetrics, brac, cql, train_baseline
-from trajectory_transformer.baselines.algorithm import Settings
-from trajectory_transformer.baselines.data import Learner
+from trajectory_transformer.baselines.algorithm import Settings, Sizes
+from trajectory_transformer.baselines.data import Batch, Learner
 from trajectory_transformer.baselines.dt import DTSettings
 from trajectory_transformer.baselines.iql import IQL, IQLSettings
 from trajectory_transformer.baselines.networks import Group, Network, cosine, init_networks, mlp
@@ -229,6 +230,36 @@ def test_actions_at_a_limit_are_cloned(name: str) -> None:
         mean, log_std = brac.gaussian(groups["behaviour"].tensors, "behaviour", state)
     assert 0.8 < baseline.scaling.real_actions(torch.tanh(mean)).item() < 0.88  # without a margin: brac 0.93
     assert -1.0 < log_std.item() < 0.0  # without a margin: cql 0.96
+
+
+def test_hidden_layers_are_computed_in_another_dtype_and_the_last_is_not() -> None:
+    almost_one = 1.0 + 2.0**-10  # bfloat16 rounds it to 1
+    tensors = {f"q.{layer}.weight": torch.full((1, 1, 1), almost_one) for layer in range(2)}
+    tensors |= {f"q.{layer}.bias": torch.zeros(1, 1, 1) for layer in range(2)}
+    x = torch.ones(1, 1, 1)
+    assert mlp(tensors, "q", x).item() == pytest.approx(almost_one**2, abs=1e-6)
+    assert mlp(tensors, "q", x, dtype=torch.bfloat16).item() == pytest.approx(almost_one, abs=1e-6)
+
+
+def test_bfloat16_rounds_the_conservative_term_of_cql_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    observations, following = torch.randn(2, 2, 32, 3, generator=generator)
+    actions, noise = torch.rand(2, 32, 2, generator=generator), torch.rand(2, 32, 2 * 32, generator=generator)
+    batch = Batch(observations, 2 * actions - 1, observations[..., 0], following, torch.ones(2, 32))
+
+    def terms(bfloat16: bool) -> tuple[Tensor, Tensor, Tensor]:
+        own = cql.CQL(cql.CQLSettings(hidden=(64, 64), bfloat16=bfloat16), Sizes(3, 2), [0, 1], CPU)
+        _, *parts = torch.split(noise, [2, 2, 40, 20], dim=-1)
+        error, conservative = own.critic_losses(batch, *parts)
+        gradients = torch.autograd.grad(conservative.sum(), list(own.critics.tensors.values()))
+        return error, conservative, torch.cat([gradient.flatten() for gradient in gradients])
+
+    exact, rounded = terms(False), terms(True)
+    assert torch.equal(exact[0], rounded[0]), "Bellman errors are computed in float32"
+    assert not torch.equal(exact[1], rounded[1])
+    torch.testing.assert_close(rounded[1], exact[1], rtol=1e-3, atol=0)
+    assert rounded[2].dtype == torch.float32
+    assert (rounded[2] - exact[2]).norm() < 0.05 * exact[2].norm()
 
 
 def test_a_saved_baseline_loads_to_the_same_policy(tiny_dataset: Dataset, tmp_path: Path) -> None:

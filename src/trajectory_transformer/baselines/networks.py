@@ -59,14 +59,20 @@ def _init_one(network: Network, generator: torch.Generator) -> Tensors:
     return tensors
 
 
-def mlp(tensors: Tensors, name: str, x: Tensor, *, layer_norm: bool = False) -> Tensor:
-    """Perceptrons with ReLU between layers, before it normalised if asked for: x [N, B, in] -> [N, B, out]."""
+def mlp(
+    tensors: Tensors, name: str, x: Tensor, *, layer_norm: bool = False, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Perceptrons with ReLU between layers, before it normalised if asked for: x [N, B, in] -> [N, B, out].
+
+    Hidden layers are computed and kept in `dtype`, the last one in float32.
+    """
     layer = 0
     while f"{name}.{layer}.weight" in tensors:
         if layer:
             x = torch.relu(functional.layer_norm(x, x.shape[-1:]) if layer_norm else x)
+        kind = dtype if f"{name}.{layer + 1}.weight" in tensors else torch.float32
         # An addition of its own instead of baddbmm: a compiler can fuse it with the ReLU.
-        x = torch.bmm(x, tensors[f"{name}.{layer}.weight"]) + tensors[f"{name}.{layer}.bias"]
+        x = torch.bmm(x.to(kind), tensors[f"{name}.{layer}.weight"].to(kind)) + tensors[f"{name}.{layer}.bias"]
         layer += 1
     return x
 
@@ -81,10 +87,17 @@ def frozen(tensors: Tensors) -> Tensors:
     return {name: value.detach() for name, value in tensors.items()}
 
 
-def twin_q(tensors: Tensors, observations: Tensor, actions: Tensor, *, layer_norm: bool = False) -> Tensor:
-    """Values of two Q networks per learner, named `q`: [S, B, O] and [S, B, A] -> [S, 2, B]."""
+def twin_q(
+    tensors: Tensors,
+    observations: Tensor,
+    actions: Tensor,
+    *,
+    layer_norm: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Values of two Q networks per learner, named `q`: [S, B, O] and [S, B, A] -> [S, 2, B]; `dtype` as in `mlp`."""
     inputs = repeat(torch.cat([observations, actions], dim=-1), 2)
-    return mlp(tensors, "q", inputs, layer_norm=layer_norm).view(-1, 2, inputs.shape[1])
+    return mlp(tensors, "q", inputs, layer_norm=layer_norm, dtype=dtype).view(-1, 2, inputs.shape[1])
 
 
 class Copy:
