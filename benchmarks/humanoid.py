@@ -55,7 +55,7 @@ from trajectory_transformer.report.prediction import Panel, likelihood_figure
 from trajectory_transformer.results import mean_and_error, write_result
 
 ENSEMBLE = {"num_networks": 7, "num_elites": 5, "num_layers": 4, "width": 800}
-# Optimizer, batch and rate by `humanoid_tuning.py`, as many steps as 25 minutes allow; wider models take longer.
+# Optimizer, batch and rate by `humanoid_tuning.py`; wider models predict better, but take more than 25 minutes.
 MODEL = {"train.optimizer": "adam", "train.batch_size": 64, "train.learning_rate": 2e-3, "train.steps": 16_000}
 STUDIED = ("settings", "starts", "ranges", "num_bins")  # of a study, the same for all seeds
 WINDOWS = {"tt": None, "markov": 2}  # transitions; None: as the flags say
