@@ -217,6 +217,7 @@ def test_metrics_curves_and_figures_of_a_study() -> None:
     upper = figure.axes[0]
     np.testing.assert_array_equal(np.asarray(upper.lines[0].get_ydata()), [2.0, 2.0, np.nan])
     np.testing.assert_array_equal(np.asarray(upper.lines[1].get_ydata()), [5.0, 5.0])
+    assert all(tick == round(tick) for axes in figure.axes for tick in axes.get_xticks()), "steps are whole numbers"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Trajectory Transformer", "discrete oracle"]
 
 

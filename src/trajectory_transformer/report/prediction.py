@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from trajectory_transformer.analysis.summary import Curve
 from trajectory_transformer.report.plots import plain_label
@@ -36,6 +37,7 @@ def likelihood_figure(*panels: Panel) -> Figure:
         upper.axhline(panel.oracle, color="gray", linestyle="--", label="discrete oracle")
         upper.set_title(panel.title)
         lower.set(xlabel="prediction step", yscale="log")
+        lower.xaxis.set_major_locator(MaxNLocator(integer=True))
         for each in (upper, lower):
             each.grid(alpha=0.3)
             each.spines[["top", "right"]].set_visible(False)
