@@ -38,7 +38,7 @@ from benchmarks.humanoid_jobs import (
     model_flags,
     options_parser,
     reference_options,
-    spent,
+    run_timed,
     training_job,
     words_of,
 )
@@ -243,10 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     slots = {"collect": 1, "train": options.trainings, "fit": options.fits, "play": options.plays}
     deadline = began + (options.time_limit or float("inf"))
-    try:
-        complete = Queue(slots, options.work / "logs", deadline).run(jobs(options, places, train_flags))
-    finally:  # commands that fail count too
-        seconds = spent(places.work / "seconds.json", time.monotonic() - began)
+    queue = Queue(slots, options.work / "logs", deadline)
+    complete, seconds = run_timed(queue, jobs(options, places, train_flags), places.work / "seconds.json")
     write_summary(options, places, seconds)
     if not complete:
         print("out of time; run the same command to continue", flush=True)

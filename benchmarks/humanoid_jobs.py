@@ -3,11 +3,12 @@
 import argparse
 import json
 import os
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.paper.table import TT, Job, command
+from benchmarks.paper.table import TT, Job, Queue, command
 from trajectory_transformer.files import write_atomically
 
 NUM_BINS = 100
@@ -95,6 +96,16 @@ def training_job(data: Path, folder: Path, device: str, flags: Sequence[object],
         command(*TT, "train", data, "--resume", folder, "--device", device),
         folder / "run.json",
     )
+
+
+def run_timed(queue: Queue, jobs: Sequence[Job], path: Path) -> tuple[bool, float]:
+    """Run jobs; whether nothing is missing then, and the seconds of all commands so far, also of those that failed."""
+    began = time.monotonic()
+    try:
+        complete = queue.run(jobs)
+    finally:
+        seconds = spent(path, time.monotonic() - began)
+    return complete, seconds
 
 
 def spent(path: Path, seconds: float) -> float:

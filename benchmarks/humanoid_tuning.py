@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.humanoid_data import collect_data
-from benchmarks.humanoid_jobs import NUM_BINS, Places, model_flags, options_parser, spent, training_job, words_of
+from benchmarks.humanoid_jobs import NUM_BINS, Places, model_flags, options_parser, run_timed, training_job, words_of
 from benchmarks.paper.table import MORE_TO_DO, TT, Job, Queue, command
 from trajectory_transformer.analysis.predictors import BEHAVIOUR, EnsemblePredictor
 from trajectory_transformer.analysis.protocol import study_dataset
@@ -215,10 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     deadline = began + (options.time_limit or float("inf"))
     slots = {"collect": 1, "train": 1, "fit": 1, "study": 1}
-    try:
-        complete = Queue(slots, options.work / "logs", deadline).run(jobs(options, places))
-    finally:  # commands that fail count too
-        seconds = spent(options.work / "tuning" / "seconds.json", time.monotonic() - began)
+    queue = Queue(slots, options.work / "logs", deadline)
+    complete, seconds = run_timed(queue, jobs(options, places), options.work / "tuning" / "seconds.json")
     write_table(options, seconds)
     if not complete:
         print("out of time; run the same command to continue", flush=True)

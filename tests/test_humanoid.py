@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.humanoid_data import branch_of, drawn_from_bins, play_from_bins, play_visits
+from benchmarks.humanoid_jobs import spent
 from trajectory_transformer.analysis.predictors import Past
 from trajectory_transformer.analysis.study import find_starts
 from trajectory_transformer.cli import main as tt
@@ -149,8 +150,8 @@ def test_the_summary_is_the_mean_over_seeds(tmp_path: Path) -> None:
 
 
 def test_the_time_of_interrupted_commands_adds_up(tmp_path: Path) -> None:
-    assert HUMANOID["spent"](tmp_path / "seconds.json", 10.0) == 10.0
-    assert HUMANOID["spent"](tmp_path / "seconds.json", 5.5) == 15.5
+    assert spent(tmp_path / "seconds.json", 10.0) == 10.0
+    assert spent(tmp_path / "seconds.json", 5.5) == 15.5
 
 
 def test_the_time_of_a_command_that_fails_counts(tmp_path: Path) -> None:
