@@ -382,7 +382,7 @@ def test_attention_is_drawn_and_heads_are_scored(tt: Run, pendulum: Path, made: 
     sizes = [(tmp_path / name).read_bytes()[16:24] for name in ("all.png", "one.png")]  # of the PNG header
     assert sizes[0] != sizes[1]
     refused(tt(*words, "--out", tmp_path / "all.png"), "all.png exists already")
-    refused(tt(*words, "--heads", "[7-7]", "--out", tmp_path / "x.png"), r"--heads must be of 0-0.*, got 7-7")
+    refused(tt(*words, "--heads", "[7-7]", "--out", tmp_path / "x.png"), r"--heads must be among 0-0.*, got 7-7")
     refused(tt(*words[:-1], 200, "--out", tmp_path / "x.png"), r"--start must lie in \[0, 200\), got 200")
     refused(tt("attention", made / "run", *words[2:], "--out", tmp_path / "x.png"), "must have the model's")
     assert not (tmp_path / "x.png").exists()

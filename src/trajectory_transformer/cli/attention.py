@@ -66,7 +66,7 @@ class Attention(DataFlags):
         labels = token_labels(layout, slot_names(model, dataset), len(tokens), first_step=self.start)
         titles = {f"{layer}-{head}": f"layer {layer}, head {head}" for layer, head in np.ndindex(maps.shape[:2])}
         unknown = sorted(set(self.heads) - set(titles))
-        require(not unknown, f"--heads must be of {', '.join(titles)}", ", ".join(unknown))
+        require(not unknown, f"--heads must be among {', '.join(titles)}", ", ".join(unknown))
         if len(tokens) > layout.goal_dim + 2 * layout.size:
             table = Table("head", "Markov", "striation")
             weights = dict(zip(titles, maps.reshape(-1, *maps.shape[2:]), strict=True))
