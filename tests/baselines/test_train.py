@@ -398,6 +398,23 @@ def test_values_start_at_the_initial_value_and_policies_do_not_see_it(tiny_datas
     assert torch.equal(low.algorithm.act(batch.observations), plain.algorithm.act(batch.observations))
 
 
+def test_the_rate_of_values_decays_only_if_asked_for(tiny_dataset: Dataset) -> None:
+    def changes(settings: Settings) -> list[float]:
+        """Mean change of the values in the first and in the last step."""
+        trainer, baseline = make_trainer("iql", settings, [tiny_dataset], [Learner(0)], device=CPU)
+        batch, found = trainer.rows.gather(torch.arange(20)[None]), []
+        for _ in range(settings.steps):
+            before = baseline.algorithm.groups["critics"].flat.clone()
+            baseline.algorithm.update(batch, torch.empty(1, 20, 0), "")
+            found.append(float((baseline.algorithm.groups["critics"].flat - before).abs().mean()))
+        return [found[0], found[-1]]
+
+    first, last = changes(settings_of("iql", steps=20))
+    decayed_first, decayed_last = changes(settings_of("iql", steps=20, critic_decay=True))
+    assert decayed_first == pytest.approx(first, rel=1e-4)
+    assert decayed_last < 0.02 * last  # the cosine is 0.006 there
+
+
 def test_waves_of_a_dimension_that_the_data_lacks_are_refused(tiny_dataset: Dataset) -> None:
     with pytest.raises(ValueError, match=r"wave_dims must lie below the 3 observation dimensions, got \(3,\)"):
         make_trainer("iql", settings_of("iql", wave_dims=(3,)), [tiny_dataset], [Learner(0)], device=CPU)

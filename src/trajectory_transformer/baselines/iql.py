@@ -32,6 +32,9 @@ class IQLSettings(Settings):
     """Largest weight of a transition in the policy's loss."""
     target_rate: float = 0.005
     """Share of the distance that the target network moves in a step."""
+    critic_decay: bool = False
+    """Decay the learning rate of Q and V to 0 along a cosine, as that of the policy. Not in the paper; values then end
+    without the noise of the last updates, which a search that maximises Q would exploit."""
     layer_norm: bool = False
     """Normalise the hidden layers of Q and V. Not in the paper; keeps values from growing where data is rare. Use it
     with `states: standard`: large raw states that are multiples of each other look almost the same to Q and V."""
@@ -77,8 +80,9 @@ class IQL(TransitionAlgorithm):
         networks = init_networks(critics, seeds)
         for name in critics:
             networks[f"{name}.{len(settings.hidden)}.bias"] += settings.initial_value
-        self.critics = Group(networks, rate, device=device)
-        self.actor = Group(policy, rate, device=device, schedule=cosine(settings.steps))
+        decay = cosine(settings.steps)
+        self.critics = Group(networks, rate, device=device, schedule=decay if settings.critic_decay else None)
+        self.actor = Group(policy, rate, device=device, schedule=decay)
         self.targets = Copy(self.critics)  # V is copied along and not used
         self.groups = {"critics": self.critics, "actor": self.actor}
         self.copies = {"targets": self.targets}
