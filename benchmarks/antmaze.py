@@ -36,6 +36,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.antmaze_baselines import trained
 from benchmarks.antmaze_data import TASKS
 from benchmarks.paper.table import MORE_TO_DO, TT, Job, Queue, command, renamed, split_flags, summary
+from trajectory_transformer.baselines import PRESETS
+from trajectory_transformer.baselines.presets import changed, settings_dict
 from trajectory_transformer.gpu.backends import find_device
 from trajectory_transformer.results import summarize, write_result
 
@@ -46,11 +48,15 @@ PLANNERS = ("greedy_q", "tt", "tt_q")
 METHODS = (*BASELINES, *PLANNERS)
 # Actions around the median. A plan is followed for three steps: a third of the cost.
 LIKELY: dict[str, object] = {"beam_width": 32, "action.middle": 0.7, "replan_every": 3}
+OFTEN: dict[str, object] = {**LIKELY, "replan_every": 1}
 WIDE: dict[str, object] = {**LIKELY, "action.middle": 0.9}
 # A nucleus keeps actions that are rare in the data, such as changes of direction.
 FREE: dict[str, object] = {**LIKELY, "action.middle": None, "action.nucleus": 0.95}
 SEARCHES: dict[str, dict[str, object]] = {
     "likely": LIKELY,
+    "often": OFTEN,
+    "often-narrow": {**OFTEN, "action.middle": 0.5},
+    "often-near": {**OFTEN, "horizon": 3},
     "wide": WIDE,
     "wide-far": {**WIDE, "horizon": 10},
     "wide-often": {**WIDE, "replan_every": 1},
@@ -140,7 +146,8 @@ class Plan:
     def settings(self, method: str, search: str) -> dict[str, object]:
         """What a method is measured with, in all tasks."""
         if method in BASELINES:
-            return {"preset": BASELINES[method], **self.changed(method)}
+            preset = BASELINES[method]
+            return {"preset": preset, **settings_dict(changed(PRESETS[preset].settings, self.changed(method)))}
         flags = {"train_flags": list(self.train_flags), "search_flags": list(self.search_flags)}
         guide = {} if method == "tt" else {"q": self.settings(GUIDE, search)}
         return {"search": search, **SEARCHES[search], **flags, **guide}
@@ -323,8 +330,8 @@ def parse(arguments: Sequence[str] | None) -> Plan:
         "--searches",
         nargs="+",
         choices=tuple(SEARCHES),
-        default=["likely"],
-        help="default: likely; several are compared first",
+        default=["often"],
+        help="default: often; several are compared first",
     )
     parser.add_argument("--seeds", type=int, default=3, help="number of training seeds; default: 3")
     others = [method for method in METHODS if method != GUIDE]  # plans of every training seed need a Q of their own

@@ -7,7 +7,8 @@ presets: 256 transitions, for dt 64 windows of 20 steps, for mbop 512 transition
 `<algorithm>_steps_per_second` is the median over repeats with one seed, `<algorithm>_steps_per_second_8_seeds` with
 eight seeds, where a step updates all of them; `<algorithm>_cost_8_seeds` is the ratio of the two. `--d3rlpy` also
 measures d3rlpy, with `compile_graph` on a GPU:
-`<algorithm>_d3rlpy_steps_per_second` and `<algorithm>_speedup`.
+`<algorithm>_d3rlpy_steps_per_second` and `<algorithm>_speedup`. `--profile 20` also lists the 20 GPU kernels, or
+operations of a CPU, that take the most time in a step.
 """
 
 import argparse
@@ -72,14 +73,29 @@ def timed(
     return found
 
 
+def profiled(advance: Callable[[int], None], device: torch.device, number: int, steps: int = 20) -> list[str]:
+    """Microseconds per step, calls per step and name of what takes the most time, one line each."""
+    kind = torch.profiler.ProfilerActivity
+    gpu = device.type == "cuda"
+    with torch.profiler.profile(activities=[kind.CUDA if gpu else kind.CPU]) as profile:
+        advance(steps)
+        if gpu:
+            torch.cuda.synchronize(device)
+    events = profile.key_averages()
+    times = [float(event.self_device_time_total if gpu else event.self_cpu_time_total) for event in events]
+    order = sorted(range(len(events)), key=lambda index: -times[index])[:number]
+    lines = [f"{sum(times) / steps:9.1f} us in all"]
+    return lines + [f"{times[i] / steps:9.1f} us, {events[i].count / steps:6.1f} calls  {events[i].key}" for i in order]
+
+
 def ours(
     name: str,
     dataset: Dataset,
     num_seeds: int,
     device: torch.device,
     options: argparse.Namespace,
-) -> tuple[list[float], float]:
-    """Steps per second of each repeat, and seconds until the first steps were taken, compilation included."""
+) -> tuple[list[float], float, list[str]]:
+    """Steps per second of each repeat, seconds to the first steps with compilation, and a profile if asked for."""
     preset = changed(PRESETS[name].settings, {"steps": 10**9, **options.settings.get(name, {})})
     if isinstance(preset, CQLSettings):
         preset = replace(preset, clone_steps=0)  # the steps that most of a run consists of
@@ -107,7 +123,7 @@ def ours(
             first.append(time.perf_counter() - started)
 
     found = timed(noted, device, warm_up=options.warm_up, steps=options.steps, repeats=options.repeats)
-    return found, first[0]
+    return found, first[0], profiled(advance, device, options.profile) if options.profile else []
 
 
 def d3rlpy_speed(name: str, dataset: Dataset, device: torch.device, options: argparse.Namespace) -> list[float]:
@@ -155,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--hidden", nargs="*", type=int, default=None, help="sizes of hidden layers; default: presets")
     parser.add_argument("--settings", type=json.loads, default={}, help='to change, as {"cql": {"bfloat16": true}}')
     parser.add_argument("--backend", choices=("auto", "eager", "captured", "compiled"), default="auto")
+    parser.add_argument("--profile", type=int, default=0, metavar="N", help="also list the N slowest kernels of a step")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--d3rlpy", action="store_true", help="also measure d3rlpy, which must be installed")
     parser.add_argument("--d3rlpy_steps", type=int, default=200)
@@ -167,13 +184,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     began = time.perf_counter()
     for name in options.algorithms:
         for number in options.seeds:
-            speeds, first = ours(name, dataset, number, device, options)
+            speeds, first, profile = ours(name, dataset, number, device, options)
             key = f"{name}_steps_per_second" + ("" if number == 1 else f"_{number}_seeds")
             metrics |= mean_and_error(key, speeds) | {key: float(np.median(speeds))}
             details[key] = {"repeats": speeds, "start_seconds": first}
             if number > 1 and f"{name}_steps_per_second" in metrics:
                 metrics[f"{name}_cost_{number}_seeds"] = metrics[f"{name}_steps_per_second"] / metrics[key]
-            print(f"{key}: {metrics[key]:,.0f} (started in {first:.1f} s)", flush=True)
+            print(f"{key}: {metrics[key]:,.0f} (started in {first:.1f} s)", *profile, sep="\n", flush=True)
         if options.d3rlpy and name in D3RLPY:
             key = f"{name}_d3rlpy_steps_per_second"
             speeds = d3rlpy_speed(name, dataset, device, options)

@@ -276,7 +276,9 @@ def test_stopped_players_store_what_was_played_and_drop_the_rest(tmp_path: Path)
     assert not (tmp_path / "b.json").exists() and pending.cancelled()
 
 
-def test_the_throughput_of_baselines_is_measured_for_each_number_of_seeds(tmp_path: Path) -> None:
+def test_the_throughput_of_baselines_is_measured_for_each_number_of_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = runpy.run_path(str(BENCHMARKS / "baselines_throughput.py"))
     out = tmp_path / "throughput.json"
     words = ["--device", "cpu", "--algorithms", "bc", "cql", "--seeds", "1", "2", "--hidden", "8", "8"]
@@ -293,3 +295,8 @@ def test_the_throughput_of_baselines_is_measured_for_each_number_of_seeds(tmp_pa
         assert min(speeds) > 0
         assert metrics[f"{name}_cost_2_seeds"] == pytest.approx(speeds[0] / speeds[1])
         assert metrics[f"{name}_steps_per_second_stderr"] > 0
+    assert " us" not in capsys.readouterr().out
+    script["main"]([*words[:3], "bc", *words[5:], "--profile", "3"])
+    profile = capsys.readouterr().out.split("bc_steps_per_second_2_seeds")[1].splitlines()[1:5]
+    total, *slowest = (float(line.split()[0]) for line in profile)
+    assert sorted(slowest, reverse=True) == slowest and 0 < slowest[2] and sum(slowest) < total

@@ -72,6 +72,15 @@ sys.exit(overlap)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "alone", "b", "logs"]
 
 
+def test_evaluations_give_way_to_trainings_on_a_shared_gpu(tmp_path: Path) -> None:
+    code = "import os, sys; open(sys.argv[1], 'w').write(os.environ.get('CUDA_MPS_CLIENT_PRIORITY', 'default'))"
+    jobs = [
+        Job(kind, tmp_path / kind, (sys.executable, "-c", code, str(tmp_path / kind))) for kind in ("train", "play")
+    ]
+    assert queue(tmp_path).run(jobs)
+    assert [(tmp_path / kind).read_text() for kind in ("train", "play")] == ["default", "1"]
+
+
 def test_the_deadline_stops_what_runs_and_starts_nothing(tmp_path: Path) -> None:
     slow, later = touching(tmp_path / "slow", wait=60.0), touching(tmp_path / "later")
     before = time.monotonic()

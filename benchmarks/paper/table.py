@@ -112,7 +112,10 @@ class Queue:
         with (self.logs / f"{job.kind}_{job.out.parent.name}_{job.out.stem}.log").open("ab") as log:
             log.write(f"$ {shlex.join(command)}\n".encode())
             log.flush()
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            # Where NVIDIA's Multi-Process Service shares the GPU, evaluations give way to trainings: on an H200, twelve
+            # of them slowed a training of the same priority 19 times, and one of higher priority 1.7 times.
+            lower = {"CUDA_MPS_CLIENT_PRIORITY": "1"} if job.kind == "play" else {}
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | lower)
         self._running[process.pid] = job, process
 
     def _wait(self, late: bool) -> None:

@@ -103,6 +103,23 @@ def test_loss_is_the_mean_squared_error_of_actions() -> None:
     torch.testing.assert_close(made.loss(batch, torch.empty(0))[0], expected)
 
 
+def test_bfloat16_rounds_the_training_and_not_the_acting() -> None:
+    batch, empty = random_batch(size=64), torch.empty(0)
+    batch.actions.copy_(batch.observations[..., :1].tanh())
+    exact, rounded = model(), model(replace(TINY, bfloat16=True))
+    losses = [made.loss(batch, empty) for made in (exact, rounded)]
+    assert losses[1].dtype == torch.float32 and not torch.equal(losses[0], losses[1])
+    torch.testing.assert_close(losses[1], losses[0], rtol=0.01, atol=0.0)
+    gradients = [
+        torch.cat([each.flatten() for each in torch.autograd.grad(loss.sum(), list(made.model.tensors.values()))])
+        for made, loss in zip((exact, rounded), losses, strict=True)
+    ]
+    assert gradients[1].dtype == torch.float32
+    assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
+    observations = batch.observations[:, :, 0]
+    assert torch.equal(exact.act(observations), rounded.act(observations))
+
+
 def test_gradients_are_clipped_for_each_learner_and_the_rate_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = DTSettings(
         hidden=(16,), num_heads=1, context=4, dropout=0.0, warmup_steps=10, max_gradient=1e-3, weight_decay=0.0

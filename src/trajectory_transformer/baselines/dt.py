@@ -37,6 +37,8 @@ class DTSettings(Settings):
     hidden: tuple[int, ...] = (128, 128, 128)
     states: States = "standard"
     tf32: bool = True
+    bfloat16: bool = False
+    """Train with matmuls in bfloat16: less memory to move on a GPU. Weights and residual stream stay in float32."""
     context: int = 20
     """Steps that the model sees, the current one included."""
     num_heads: int = 1
@@ -119,7 +121,10 @@ class DT(Algorithm[WindowBatch]):
 
     def loss(self, batch: WindowBatch, noise: Tensor) -> Tensor:
         """Mean squared error of the actions at valid steps [S]."""
-        error = (self.forward(batch, noise if self.settings.dropout else None) - batch.actions).square().mean(dim=-1)
+        kind, rounded = batch.returns.device.type, self.settings.bfloat16
+        with torch.autocast(kind, torch.bfloat16, enabled=rounded, cache_enabled=False):
+            predicted = self.forward(batch, noise if self.settings.dropout else None)
+        error = (predicted - batch.actions).square().mean(dim=-1)
         return (error * batch.valid).sum(dim=(1, 2)) / batch.valid.sum(dim=(1, 2))
 
     def forward(self, batch: WindowBatch, noise: Tensor | None = None) -> Tensor:

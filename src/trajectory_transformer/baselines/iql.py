@@ -166,6 +166,8 @@ PRESETS = {
             wave_dims=(0, 1),
             initial_value=-500.0,
             discount=0.998,
+            target_rate=0.02,
+            critic_decay=True,
             steps=300_000,
             tf32=True,
         ),
