@@ -9,6 +9,7 @@ import torch
 
 from tests.baselines.conftest import SMALL, SMALL_OF
 from trajectory_transformer.baselines import PRESETS, Baseline, BaselineTrainer, train_baseline
+from trajectory_transformer.baselines.cql import CQL
 from trajectory_transformer.baselines.data import Learner
 from trajectory_transformer.baselines.presets import changed
 from trajectory_transformer.baselines.runs import make_trainer
@@ -70,6 +71,22 @@ def test_captured_steps_equal_eager_steps(points: Dataset, name: str) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_compiled_steps_follow_eager_steps(points: Dataset, name: str) -> None:
     check(make(name, points, GPU, "compiled"), make(name, points, GPU, "eager"), 2e-3)
+
+
+def test_compiled_steps_of_cql_in_bfloat16_use_their_kernel_and_follow_plain_ones(points: Dataset) -> None:
+    from trajectory_transformer.gpu.training import perceptrons
+
+    values = {**SMALL, "steps": STEPS, "hidden": (32, 32), "clone_steps": 0, "tf32": False}
+    found = {}
+    for bfloat16 in (True, False):
+        settings = changed(PRESETS["cql"].settings, {**values, "bfloat16": bfloat16})
+        trainer, _ = make_trainer("cql", settings, [points], [Learner(0), Learner(1)], device=GPU, backend="compiled")
+        trainer.log_every = STEPS_PER_REPLAY
+        assert isinstance(trainer.algorithm, CQL)
+        assert (trainer.algorithm.hidden_layers is perceptrons.hidden_layers) == bfloat16
+        found[bfloat16] = losses(trainer)
+    np.testing.assert_allclose(found[True]["critic"], found[False]["critic"], rtol=0.05, atol=0.01)
+    np.testing.assert_allclose(found[True]["conservative"], found[False]["conservative"], rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

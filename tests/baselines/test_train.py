@@ -19,7 +19,15 @@ from trajectory_transformer.baselines.algorithm import Settings, Sizes
 from trajectory_transformer.baselines.data import Batch, Learner
 from trajectory_transformer.baselines.dt import DTSettings
 from trajectory_transformer.baselines.iql import IQL, IQLSettings
-from trajectory_transformer.baselines.networks import Group, Network, cosine, init_networks, mlp
+from trajectory_transformer.baselines.networks import (
+    Group,
+    Network,
+    cosine,
+    init_networks,
+    mlp,
+    rounded_twin_q,
+    twin_q,
+)
 from trajectory_transformer.baselines.presets import changed
 from trajectory_transformer.baselines.runs import make_trainer
 from trajectory_transformer.baselines.train import BaselineTrainer, draw
@@ -232,13 +240,23 @@ def test_actions_at_a_limit_are_cloned(name: str) -> None:
     assert -1.0 < log_std.item() < 0.0  # without a margin: cql 0.96
 
 
-def test_hidden_layers_are_computed_in_another_dtype_and_the_last_is_not() -> None:
+def test_hidden_layers_are_rounded_to_bfloat16_and_the_last_is_not() -> None:
     almost_one = 1.0 + 2.0**-10  # bfloat16 rounds it to 1
-    tensors = {f"q.{layer}.weight": torch.full((1, 1, 1), almost_one) for layer in range(2)}
-    tensors |= {f"q.{layer}.bias": torch.zeros(1, 1, 1) for layer in range(2)}
+    tensors = {f"q.{layer}.weight": torch.full((2, 1 + (not layer), 1), almost_one) for layer in range(2)}
+    tensors["q.1.weight"] = tensors["q.1.weight"][:, :1]
+    tensors |= {f"q.{layer}.bias": torch.full((2, 1, 1), 1.0 - layer) for layer in range(2)}
     x = torch.ones(1, 1, 1)
-    assert mlp(tensors, "q", x).item() == pytest.approx(almost_one**2, abs=1e-6)
-    assert mlp(tensors, "q", x, dtype=torch.bfloat16).item() == pytest.approx(almost_one, abs=1e-6)
+    assert twin_q(tensors, x, x).flatten().tolist() == pytest.approx([(2 * almost_one + 1) * almost_one] * 2, abs=1e-6)
+    assert rounded_twin_q(tensors, x, x).flatten().tolist() == pytest.approx([3 * almost_one] * 2, abs=1e-6)
+
+
+def test_rounded_values_follow_exact_ones() -> None:
+    networks = init_networks({"q": Network((5, 32, 16, 1), per_learner=2)}, [0, 1])
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(2, 40, 3, generator=generator), torch.randn(2, 40, 2, generator=generator)
+    exact, rounded = twin_q(networks, *inputs), rounded_twin_q(networks, *inputs)
+    assert rounded.dtype == torch.float32 and not torch.equal(exact, rounded)
+    assert (rounded - exact).norm() < 0.02 * exact.norm()
 
 
 def test_bfloat16_rounds_the_conservative_term_of_cql_alone() -> None:

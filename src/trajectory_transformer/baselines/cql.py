@@ -10,7 +10,19 @@ from torch import Tensor
 from trajectory_transformer.baselines.algorithm import Preset, Settings, Sizes, TransitionAlgorithm, normal
 from trajectory_transformer.baselines.data import Batch
 from trajectory_transformer.baselines.distributions import squashed_log_prob
-from trajectory_transformer.baselines.networks import Copy, Group, Network, Tensors, frozen, init_networks, mlp, twin_q
+from trajectory_transformer.baselines.networks import (
+    Copy,
+    Group,
+    HiddenLayers,
+    Network,
+    Tensors,
+    frozen,
+    hidden_layers,
+    init_networks,
+    mlp,
+    rounded_twin_q,
+    twin_q,
+)
 from trajectory_transformer.config import require
 
 LOG_STD = (-20.0, 2.0)  # limits of the policy's log standard deviation
@@ -70,8 +82,18 @@ class CQL(TransitionAlgorithm):
         self.targets = Copy(self.critics)
         self.groups = {"critics": self.critics, "actor": self.actor, "temperature": self.temperature}
         self.copies = {"critics": self.targets}
+        self.hidden_layers: HiddenLayers = hidden_layers
         self.action_dim = a
         self.noise = (2 + 3 * settings.num_actions) * a
+
+    def compile(self) -> None:
+        """Also use a kernel for the hidden layers in bfloat16, if it has their widths."""
+        fits = all(16 <= width <= 512 and width.bit_count() == 1 for width in self.settings.hidden)
+        if self.settings.bfloat16 and fits:
+            from trajectory_transformer.gpu.training import perceptrons
+
+            self.hidden_layers = perceptrons.hidden_layers
+        super().compile()
 
     def variant(self, step: int) -> str:
         """The policy is cloned from the data at first."""
@@ -121,8 +143,11 @@ class CQL(TransitionAlgorithm):
             density = torch.nn.functional.pad(log_prob, (0, number), value=-a * math.log(2.0))  # [S, B, 3 n]
             states = batch.observations[:, :, None].expand(-1, -1, sampled.shape[2], -1)
         recorded = twin_q(self.critics.tensors, batch.observations, batch.actions)  # [S, 2, B]
-        dtype = torch.bfloat16 if settings.bfloat16 else torch.float32
-        q = twin_q(self.critics.tensors, states.flatten(1, 2), sampled.flatten(1, 2), dtype=dtype)
+        inputs = states.flatten(1, 2), sampled.flatten(1, 2)
+        if settings.bfloat16:
+            q = rounded_twin_q(self.critics.tensors, *inputs, self.hidden_layers)
+        else:
+            q = twin_q(self.critics.tensors, *inputs)
         q = q.view(*recorded.shape, -1)  # [S, 2, B, 3 n]
         error = (recorded - target[:, None]).square().mean(dim=2).sum(dim=1)
         gap = torch.logsumexp(q - density[:, None], dim=3) - recorded

@@ -18,6 +18,8 @@ from trajectory_transformer.randomness import stream_seed
 Tensors = dict[str, Tensor]
 Schedule = Callable[[Tensor], Tensor]
 """Updates taken so far -> factor of the learning rate, both scalars on the device."""
+HiddenLayers = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]
+"""Computes what `hidden_layers` does."""
 
 _WEIGHTS = 0x77  # the random stream of initial weights
 
@@ -59,20 +61,14 @@ def _init_one(network: Network, generator: torch.Generator) -> Tensors:
     return tensors
 
 
-def mlp(
-    tensors: Tensors, name: str, x: Tensor, *, layer_norm: bool = False, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """Perceptrons with ReLU between layers, before it normalised if asked for: x [N, B, in] -> [N, B, out].
-
-    Hidden layers are computed and kept in `dtype`, the last one in float32.
-    """
+def mlp(tensors: Tensors, name: str, x: Tensor, *, layer_norm: bool = False) -> Tensor:
+    """Perceptrons with ReLU between layers, before it normalised if asked for: x [N, B, in] -> [N, B, out]."""
     layer = 0
     while f"{name}.{layer}.weight" in tensors:
         if layer:
             x = torch.relu(functional.layer_norm(x, x.shape[-1:]) if layer_norm else x)
-        kind = dtype if f"{name}.{layer + 1}.weight" in tensors else torch.float32
         # An addition of its own instead of baddbmm: a compiler can fuse it with the ReLU.
-        x = torch.bmm(x.to(kind), tensors[f"{name}.{layer}.weight"].to(kind)) + tensors[f"{name}.{layer}.bias"]
+        x = torch.bmm(x, tensors[f"{name}.{layer}.weight"]) + tensors[f"{name}.{layer}.bias"]
         layer += 1
     return x
 
@@ -87,17 +83,30 @@ def frozen(tensors: Tensors) -> Tensors:
     return {name: value.detach() for name, value in tensors.items()}
 
 
-def twin_q(
-    tensors: Tensors,
-    observations: Tensor,
-    actions: Tensor,
-    *,
-    layer_norm: bool = False,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """Values of two Q networks per learner, named `q`: [S, B, O] and [S, B, A] -> [S, 2, B]; `dtype` as in `mlp`."""
+def twin_q(tensors: Tensors, observations: Tensor, actions: Tensor, *, layer_norm: bool = False) -> Tensor:
+    """Values of two Q networks per learner, named `q`: [S, B, O] and [S, B, A] -> [S, 2, B]."""
     inputs = repeat(torch.cat([observations, actions], dim=-1), 2)
-    return mlp(tensors, "q", inputs, layer_norm=layer_norm, dtype=dtype).view(-1, 2, inputs.shape[1])
+    return mlp(tensors, "q", inputs, layer_norm=layer_norm).view(-1, 2, inputs.shape[1])
+
+
+def hidden_layers(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    """Linear layers, each followed by a ReLU, in the type of x: x [N, B, in], biases [N, 1, out] -> [N, B, out]."""
+    for weight, bias in zip(weights, biases, strict=True):
+        x = torch.relu(torch.bmm(x, weight.to(x.dtype)) + bias).to(x.dtype)
+    return x
+
+
+def rounded_twin_q(
+    tensors: Tensors, observations: Tensor, actions: Tensor, hidden: HiddenLayers = hidden_layers
+) -> Tensor:
+    """`twin_q` with hidden layers in bfloat16, for constant observations and actions; `hidden` computes them."""
+    inputs = repeat(torch.cat([observations, actions], dim=-1), 2).bfloat16()
+    depth = sum(name.startswith("q.") and name.endswith("weight") for name in tensors)
+    weights, biases = ([tensors[f"q.{layer}.{kind}"] for layer in range(depth)] for kind in ("weight", "bias"))
+    last = hidden(inputs, weights[:-1], biases[:-1])
+    # Not a matmul: a compiler reads `last` once and does not write it in float32.
+    values = (last.float() * weights[-1].mT).sum(dim=-1) + biases[-1][..., 0]
+    return values.view(-1, 2, inputs.shape[1])
 
 
 class Copy:
