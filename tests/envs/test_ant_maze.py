@@ -1,6 +1,7 @@
 """AntMaze: the task, and the walker that collects its data."""
 
 import math
+import tempfile
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -363,3 +364,11 @@ def test_datasets_do_not_depend_on_the_number_of_processes(walker: Path) -> None
         np.testing.assert_array_equal(first.observations, second.observations)
         np.testing.assert_array_equal(first.actions, second.actions)
     assert len({maze("Medium").cell_at(*episode.observations[0, :2]) for episode in found[0]}) > 1
+
+
+def test_environments_leave_no_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = maze()
+    made.reset(seed=0)
+    made.step(np.zeros(8, np.float32))
+    assert not list(tmp_path.iterdir())

@@ -10,6 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Sequence
 from contextlib import redirect_stderr
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import gymnasium
@@ -94,6 +95,8 @@ class AntMaze(gymnasium.Env[Any, NDArray[np.float32]]):
             render_mode=render_mode,
         )
         self._inner = made.unwrapped
+        # The simulator has read the maze; Gymnasium-Robotics leaves this temporary file behind.
+        Path(self._inner.tmp_xml_file_path).unlink(missing_ok=True)
         self._model, self._data = self._inner.ant_env.model, self._inner.ant_env.data
         self._frame_skip = int(self._inner.ant_env.frame_skip)
         self.metadata = self._inner.metadata
