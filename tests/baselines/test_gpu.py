@@ -85,8 +85,8 @@ def test_compiled_steps_of_cql_in_bfloat16_use_their_kernel_and_follow_plain_one
         assert isinstance(trainer.algorithm, CQL)
         assert (trainer.algorithm.hidden_layers is perceptrons.hidden_layers) == bfloat16
         found[bfloat16] = losses(trainer)
-    np.testing.assert_allclose(found[True]["critic"], found[False]["critic"], rtol=0.05, atol=0.01)
-    np.testing.assert_allclose(found[True]["conservative"], found[False]["conservative"], rtol=0.05, atol=0.05)
+    np.testing.assert_allclose(found[True]["critic"], found[False]["critic"], rtol=0.01)
+    np.testing.assert_allclose(found[True]["conservative"], found[False]["conservative"], rtol=0.01)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -87,10 +87,10 @@ class CQL(TransitionAlgorithm):
         self.noise = (2 + 3 * settings.num_actions) * a
 
     def compile(self) -> None:
-        """Also use a kernel for the hidden layers in bfloat16, if it has their widths."""
+        """Also compute hidden layers in bfloat16 by kernels of their own, if these support the widths."""
         fits = all(16 <= width <= 512 and width.bit_count() == 1 for width in self.settings.hidden)
         if self.settings.bfloat16 and fits:
-            from trajectory_transformer.gpu.training import perceptrons
+            from trajectory_transformer.gpu.training import perceptrons  # needs triton
 
             self.hidden_layers = perceptrons.hidden_layers
         super().compile()

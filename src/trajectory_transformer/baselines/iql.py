@@ -33,8 +33,8 @@ class IQLSettings(Settings):
     target_rate: float = 0.005
     """Share of the distance that the target network moves in a step."""
     critic_decay: bool = False
-    """Decay the learning rate of Q and V to 0 along a cosine, as that of the policy. Not in the paper; values then end
-    without the noise of the last updates, which a search that maximises Q would exploit."""
+    """Decay the learning rate of Q and V to 0 along a cosine, as that of the policy. Not in the paper; the values then
+    end without the noise of the last updates."""
     layer_norm: bool = False
     """Normalise the hidden layers of Q and V. Not in the paper; keeps values from growing where data is rare. Use it
     with `states: standard`: large raw states that are multiples of each other look almost the same to Q and V."""

@@ -1,6 +1,6 @@
 """Register the Triton kernels of `gpu.training.kernels` as torch operations with gradients.
 
-Needs triton. Only `gpu.training.fused` imports this module, and only on a machine with a GPU.
+Needs triton. Only `gpu.training.fused` and `gpu.training.perceptrons` import this module, on machines with a GPU.
 """
 
 import math

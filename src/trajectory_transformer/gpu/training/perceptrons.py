@@ -19,8 +19,9 @@ _FORWARD, _BACKWARD = Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)
 def hidden_layers(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
     """Linear layers, each followed by a ReLU: x [N, M, in], weights [N, in, out], biases [N, 1, out] -> [N, M, out].
 
-    Widths of layers are powers of two. The result has the type of x; x gets no gradient.
+    Widths of layers are powers of two from 16 to 512. The result has the type of x. There is no gradient of x.
     """
+    assert not x.requires_grad, "there is no gradient of x"
     return _hidden_layers(x, [weight.to(x.dtype) for weight in weights], list(biases))[-1]
 
 
@@ -49,7 +50,7 @@ def _(x, weights, biases):
 
 @torch.library.custom_op("trajectory_transformer::linear_relu_backward", mutates_args=())
 def _linear_relu_backward(grad: Tensor, weight: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient before the ReLU that made x, given that of x weight + bias, and partial sums for the bias below."""
+    """Gradient of what the ReLU that made x received, given that of x weight + bias, and its sums over blocks."""
     networks, inner, width = weight.shape
     blocks, num_rows = _BACKWARD.of(grad), grad.shape[1]
     grad_x = torch.empty_like(x)

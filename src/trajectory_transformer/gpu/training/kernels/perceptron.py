@@ -1,4 +1,4 @@
-"""Hidden layers of many perceptrons at once: a linear layer with its ReLU, and the gradient behind the ReLU below."""
+"""Hidden layers of many perceptrons at once: a linear layer with its ReLU, and the gradient of its inputs."""
 
 import triton
 import triton.language as tl
@@ -15,12 +15,12 @@ def linear_relu(
     rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     dims = tl.arange(0, padded)
     inside = (rows < num_rows)[:, None]
-    place = (network * num_rows + rows[:, None]) * inner + dims[None, :]
-    left = tl.load(x + place, mask=inside & (dims < inner)[None, :], other=0.0)
+    given = (network * num_rows + rows[:, None]) * inner + dims[None, :]
+    left = tl.load(x + given, mask=inside & (dims < inner)[None, :], other=0.0)
     for start in range(0, width, block_columns):
         columns = start + tl.arange(0, block_columns)
-        place = (network * inner + dims[:, None]) * width + columns[None, :]
-        right = tl.load(weight + place, mask=(dims < inner)[:, None], other=0.0)
+        cell = (network * inner + dims[:, None]) * width + columns[None, :]
+        right = tl.load(weight + cell, mask=(dims < inner)[:, None], other=0.0)
         found = tl.dot(left, right, input_precision="ieee") + tl.load(bias + network * width + columns)[None, :]
         place = (network * num_rows + rows[:, None]) * width + columns[None, :]
         tl.store(out + place, tl.maximum(found, 0.0).to(out.dtype.element_ty), mask=inside)
@@ -31,9 +31,9 @@ def linear_relu_backward(
     grad, weight, x, grad_x, sums, num_rows,
     inner: tl.constexpr, width: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
-    """Gradient before the ReLU that made x, and its sums over blocks of rows for the bias of that layer.
+    """Gradient of what the ReLU of the layer below received, and its sums over blocks of rows for that layer's bias.
 
-    grad [N, M, width] is the gradient of x weight + bias, with x [N, M, inner] -> grad_x [N, M, inner].
+    x [N, M, inner] is the output of that ReLU, grad [N, M, width] the gradient of x weight + bias -> grad_x like x.
     """
     network = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
